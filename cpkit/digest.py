@@ -1,0 +1,37 @@
+"""A fingerprint of a planned value: the same on every machine, Python and numpy, whoever planned it."""
+
+import hashlib
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+def digest(value: Any) -> str:
+    """16 hex digits over numbers, strings, arrays, and dataclasses or sequences of them.
+
+    Arrays count by shape and values (integers as little-endian int64), so that dtype widths of a platform play no part.
+    """
+    state = hashlib.blake2b(digest_size=8)
+    _feed(state.update, value)
+    return state.hexdigest()
+
+
+def _feed(update: Any, value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        update(f"a{value.shape}".encode())
+        update(np.ascontiguousarray(value, "<i8").tobytes())
+    elif isinstance(value, bool | int | str | type(None) | np.integer):
+        update(f"{'i' if isinstance(value, np.integer) else type(value).__name__[0]}{value};".encode())
+    elif isinstance(value, list | tuple):
+        update(f"({len(value)}".encode())
+        for item in value:
+            _feed(update, item)
+    elif isinstance(value, dict):
+        _feed(update, sorted(value.items()))
+    elif is_dataclass(value):
+        update(f"<{type(value).__name__}".encode())
+        for field in fields(value):
+            _feed(update, getattr(value, field.name))
+    else:
+        raise TypeError(f"no digest for {type(value).__name__}: plans hold numbers, strings, arrays and dataclasses")
