@@ -1,0 +1,54 @@
+"""DCP placement: which rank stores which KV position, and where in its shard.
+
+Positions are dealt to the ranks in turns of `interleave`. Over compressed states (one per c tokens) the same rules hold
+with positions and lengths counted in states and interleave // c.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+
+from cpkit.arrays import IntArray
+
+Ints = TypeVar("Ints", int, IntArray)
+
+
+def split_position(pos: Ints, dcp_size: int, interleave: int) -> tuple[Ints, Ints]:
+    """Owner rank and local index of a KV position.  dcp_size=2, interleave=2:
+
+    pos          0 1 2 3 4 5 6 7 8
+    owner        0 0 1 1 0 0 1 1 0
+    local index  0 1 0 1 2 3 2 3 4
+    """
+    group, within = divmod(pos, interleave)
+    turn, owner = divmod(group, dcp_size)
+    return owner, turn * interleave + within
+
+
+def join_position(owner: Ints | int, local: Ints, dcp_size: int, interleave: int) -> Ints:
+    """KV position of a rank's local index; undoes split_position."""
+    turn, within = divmod(local, interleave)
+    return (turn * dcp_size + owner) * interleave + within
+
+
+def local_lens(lens: IntArray, rank: int | IntArray, dcp_size: int, interleave: int) -> IntArray:
+    """How many of the first `lens` positions a rank stores; summed over the ranks this gives `lens` back.
+
+    lens: int64, any shape; rank: one rank or ranks that broadcast against it.  dcp_size=2, interleave=2:
+
+    lens    0 1 2 3 4 5
+    rank 0  0 1 2 2 2 3
+    rank 1  0 0 0 1 2 2
+    """
+    turn = dcp_size * interleave
+    full = lens // turn
+    return full * interleave + np.clip(lens - full * turn - rank * interleave, 0, interleave)
+
+
+def largest_shard(lens: Ints, dcp_size: int, interleave: int) -> Ints:
+    """Length of the longest shard, which rank 0 always holds."""
+    turn = dcp_size * interleave
+    full, rest = divmod(lens, turn)
+    if isinstance(rest, np.ndarray):
+        return full * interleave + np.minimum(rest, interleave)
+    return full * interleave + min(rest, interleave)
