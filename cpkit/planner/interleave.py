@@ -42,7 +42,8 @@ def local_lens(lens: IntArray, rank: int | IntArray, dcp_size: int, interleave: 
     """
     turn = dcp_size * interleave
     full = lens // turn
-    return full * interleave + np.clip(lens - full * turn - rank * interleave, 0, interleave)
+    held: IntArray = full * interleave + np.clip(lens - full * turn - rank * interleave, 0, interleave)
+    return held
 
 
 def largest_shard(lens: Ints, dcp_size: int, interleave: int) -> Ints:

@@ -1,0 +1,140 @@
+"""Models as attention and context parallelism see them: kinds of layers, and the bytes of their caches.
+
+    kind     keys of the sharded cache        what a query token attends
+    dsa      one a token (V3.2, GLM)          the top-k its indexer picks (GLM-5.3-Flash: picks pools of 16 tokens)
+    c1a c2a  one a token, one per 2 (V4.1)    top-k of them, and a sliding window
+    c4a      one per 4 tokens (V4)            top-k of them, and a sliding window
+    c128a    one per 128 tokens (V4)          all of them, and a sliding window
+    swa      none                             a sliding window
+    linear   none                             a recurrent state, no per-token keys
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cpkit.errors import ConfigError, InputError
+from cpkit.hf_config import read_layers
+from cpkit.layers import Layer
+from cpkit.topology import Topology
+
+MODELS = (
+    "deepseek-v3.2",
+    "deepseek-v4-flash",
+    "deepseek-v4-pro",
+    "deepseek-v4.1-flash",
+    "glm-5",
+    "glm-5.2",
+    "glm-5.3",
+    "glm-5.3-flash",
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Facts of a model that planning needs.
+
+    hidden_size: values of a hidden row; num_heads: attention heads over all TP ranks; max_model_len: tokens.
+    layers: the kinds of attention layers, each with how many of them the model has.
+    """
+
+    name: str
+    model_type: str
+    hidden_size: int
+    num_heads: int
+    max_model_len: int
+    layers: tuple[Layer, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return sum(layer.num_layers for layer in self.layers)
+
+    @cached_property
+    def ratios(self) -> tuple[int, ...]:
+        """Tokens per key of the caches whose keys are gathered and scored: one chunk plan for each."""
+        return tuple(sorted({layer.chunk_ratio for layer in self.layers if layer.compress_ratio}))
+
+    @cached_property
+    def slot_ratios(self) -> tuple[int, ...]:
+        """Tokens per key of every paged cache that is sharded under DCP."""
+        ratios = {layer.compress_ratio for layer in self.layers} | {
+            layer.index.ratio for layer in self.layers if layer.index
+        }
+        return tuple(sorted(ratios - {0}))
+
+    def kv_bytes(self) -> float:
+        """Bytes a token of context takes over all layers and both caches, unsharded (windows and tails excluded)."""
+        return sum(layer.num_layers * layer.bytes_per_token() for layer in self.layers)
+
+    def check(self, topology: Topology) -> None:
+        """Refuse a world that this model cannot run in, whatever the batch; raises ConfigError."""
+        if self.num_heads % topology.tp:
+            raise ConfigError(f"{self.name} has {self.num_heads} heads: tp={topology.tp} must divide them")
+        if topology.dcp == 1:
+            return
+        for ratio in self.slot_ratios:
+            if topology.interleave % ratio:
+                fit = [i for i in range(ratio, topology.block_size + 1, ratio) if topology.block_size % i == 0]
+                way_out = f"use one of {fit}" if fit else f"use a block_size that is a multiple of {ratio}"
+                raise ConfigError(
+                    f"interleave={topology.interleave} is not a multiple of {self.name}'s compress_ratio={ratio}: "
+                    f"a state would span two DCP ranks; with block_size={topology.block_size} {way_out}"
+                )
+
+    def check_merge(self, topology: Topology) -> None:
+        """Refuse a world in which partial outputs cannot be merged: the heads merged must divide; raises ConfigError."""
+        if topology.dcp == 1 or not self.slot_ratios:
+            return
+        heads = self.num_heads // topology.tp if topology.dcp == topology.pcp else self.num_heads
+        if heads % topology.dcp:
+            raise ConfigError(
+                f"{self.name}: {heads} heads cannot be scattered over dcp={topology.dcp} when partial outputs are "
+                f"merged; dcp must divide them (a step of prefills alone with pcp > 1 merges nothing and is fine)"
+            )
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """A shipped model by name (one of MODELS), or any config.json of these families; ConfigError or InputError."""
+    name = str(name_or_path)
+    if name in MODELS:
+        text = (resources.files("cpkit") / "data" / "models" / f"{name}.json").read_text(encoding="utf-8")
+        return model_from_config(json.loads(text), name)
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"unknown model {name!r}: use one of {', '.join(MODELS)}, or the path of a config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a readable model config: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: a model config is a JSON object")
+    return model_from_config(config, path.parent.name or name)
+
+
+def model_from_config(config: dict[str, Any], name: str) -> Model:
+    """A Model from the fields of a published config.json, or of a fact file that holds them under "config".
+
+    Raises ConfigError naming the field.
+    """
+    facts = config.get("config", config)
+    facts = facts.get("text_config", facts)
+    sizes = {}
+    for field in ("hidden_size", "num_attention_heads", "max_position_embeddings"):
+        value = facts.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 30:
+            raise ConfigError(f"{name}: {field}={value!r} in the config: it is a whole number of at least 1")
+        sizes[field] = value
+    model_type = str(config.get("model_type"))
+    return Model(
+        name=name,
+        model_type=model_type,
+        hidden_size=sizes["hidden_size"],
+        num_heads=sizes["num_attention_heads"],
+        max_model_len=sizes["max_position_embeddings"],
+        layers=read_layers(facts, model_type, name),
+    )
