@@ -10,6 +10,7 @@
 """
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -75,14 +76,14 @@ class Model:
             raise ConfigError(f"{self.name} has {self.num_heads} heads: tp={topology.tp} must divide them")
         if topology.dcp == 1:
             return
-        for ratio in self.slot_ratios:
-            if topology.interleave % ratio:
-                fit = [i for i in range(ratio, topology.block_size + 1, ratio) if topology.block_size % i == 0]
-                way_out = f"use one of {fit}" if fit else f"use a block_size that is a multiple of {ratio}"
-                raise ConfigError(
-                    f"interleave={topology.interleave} is not a multiple of {self.name}'s compress_ratio={ratio}: "
-                    f"a state would span two DCP ranks; with block_size={topology.block_size} {way_out}"
-                )
+        ratio = math.lcm(*self.slot_ratios) if self.slot_ratios else 1
+        if topology.interleave % ratio:
+            fit = [i for i in range(ratio, topology.block_size + 1, ratio) if topology.block_size % i == 0]
+            way_out = f"use one of {fit}" if fit else f"use a block_size that is a multiple of {ratio}"
+            raise ConfigError(
+                f"interleave={topology.interleave} is not a multiple of {ratio}, the tokens that one key of "
+                f"{self.name} stands for: a state would span two DCP ranks; with block_size={topology.block_size} {way_out}"
+            )
 
     def check_merge(self, topology: Topology) -> None:
         """Refuse a world in which partial outputs cannot be merged: the heads merged must divide; raises ConfigError."""
@@ -121,8 +122,8 @@ def model_from_config(config: dict[str, Any], name: str) -> Model:
 
     Raises ConfigError naming the field.
     """
-    facts = config.get("config", config)
-    facts = facts.get("text_config", facts)
+    config = config.get("config", config)
+    facts = config.get("text_config", config)
     sizes = {}
     for field in ("hidden_size", "num_attention_heads", "max_position_embeddings"):
         value = facts.get(field)
