@@ -1,0 +1,101 @@
+"""A rank's rows: each a run of one request's query tokens, with the context it sees.
+
+Request 0 decodes (9 computed), request 1 prefills tokens 2..8 of 9, P = 2, head_tail, rank 0:
+
+    row              0        1        2
+    req              0        1        1
+    tokens           9        2 3      8         positions
+    query_start_loc  0        1        3     4
+    seq_lens        10        4        9         last position + 1
+    logits_idx       0        2        3         last token of each row
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpkit.arrays import BoolArray, IntArray, freeze, prefix_sum, spread
+from cpkit.batch import Batch
+from cpkit.planner.partition import Segments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rank-local batch, decodes first. A rank without tokens keeps one empty row of request 0.
+
+    req, start_pos, num_tokens, seq_lens: [rows] int64; stride: positions between a row's tokens; is_prefilling: [rows].
+    query_start_loc: [rows + 1] int64; num_decodes: leading rows planned as decodes, the others as prefills.
+    """
+
+    req: IntArray
+    start_pos: IntArray
+    stride: int
+    num_tokens: IntArray
+    seq_lens: IntArray
+    is_prefilling: BoolArray
+    query_start_loc: IntArray
+    num_decodes: int
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return int(self.query_start_loc[self.num_decodes])
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.query_start_loc[-1])
+
+    @property
+    def logits_idx(self) -> IntArray:
+        """[rows] int64, local token whose hidden row samples for the row; -1 for an empty row."""
+        return np.where(self.num_tokens > 0, self.query_start_loc[1:] - 1, -1)
+
+    def positions(self) -> IntArray:
+        """[total_tokens] int64, position of each local token in its request."""
+        return np.repeat(self.start_pos, self.num_tokens) + self.stride * spread(self.num_tokens)
+
+    def reqs(self) -> IntArray:
+        """[total_tokens] int64, request of each local token."""
+        return np.repeat(self.req, self.num_tokens)
+
+
+def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_extends: bool) -> Rows:
+    """Rows of one rank from its segments.
+
+    decode_threshold: longest row that is still a decode. split_extends: a row of a request inside its prompt is a
+    prefill however short (as under PCP, where a long prompt may leave a rank one token); else short ones are decodes.
+    """
+    if not len(segments.req):
+        return _placeholder(batch, segments.stride)
+    start_pos = batch.num_computed[segments.req] + segments.start
+    seq_lens = start_pos + segments.stride * (segments.count - 1) + 1
+    is_prefilling = start_pos < batch.prompt_lens[segments.req]
+    prefill = segments.count > decode_threshold
+    if split_extends:
+        prefill |= is_prefilling
+    first = int(np.argmax(prefill)) if prefill.any() else len(prefill)
+    return Rows(
+        req=segments.req,
+        start_pos=freeze(start_pos),
+        stride=segments.stride,
+        num_tokens=segments.count,
+        seq_lens=freeze(seq_lens),
+        is_prefilling=freeze(is_prefilling),
+        query_start_loc=freeze(prefix_sum(segments.count)),
+        num_decodes=first,
+    )
+
+
+def _placeholder(batch: Batch, stride: int) -> Rows:
+    """The one empty row that keeps an idle rank's collectives in shape."""
+    zero = freeze(np.zeros(1, np.int64))
+    start = freeze(batch.num_computed[:1] if batch.num_reqs else np.zeros(1, np.int64))
+    return Rows(
+        req=zero,
+        start_pos=start,
+        stride=stride,
+        num_tokens=zero,
+        seq_lens=zero,
+        is_prefilling=freeze(start < batch.prompt_lens[:1] if batch.num_reqs else np.zeros(1, np.bool_)),
+        query_start_loc=freeze(np.zeros(2, np.int64)),
+        num_decodes=0,
+    )
