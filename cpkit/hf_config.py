@@ -168,5 +168,6 @@ def _compressed(
         index=index,
         runs_index=index is not None if runs_index is None else runs_index,
         window_size=config.size("sliding_window"),
+        window_dim=dim,
         window_bytes=row_bytes,
     )

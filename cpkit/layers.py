@@ -29,7 +29,7 @@ class Layer:
     index: the indexer whose selection the layer attends, None when it attends all keys or none.
     runs_index: False where an earlier layer's selection is used again.
     window_size: newest tokens attended through the replicated sliding-window cache, 0 for none.
-    window_bytes: bytes of a row of that cache.
+    window_dim, window_bytes: values and bytes of a row of that cache.
     """
 
     kind: str
@@ -42,6 +42,7 @@ class Layer:
     index: Index | None = None
     runs_index: bool = False
     window_size: int = 0
+    window_dim: int = 0
     window_bytes: int = 0
 
     @property

@@ -1,12 +1,12 @@
 """Models as attention and context parallelism see them: kinds of layers, and the bytes of their caches.
 
-    kind     keys of the sharded cache        what a query token attends
-    dsa      one a token (V3.2, GLM)          the top-k its indexer picks (GLM-5.3-Flash: picks pools of 16 tokens)
-    c1a c2a  one a token, one per 2 (V4.1)    top-k of them, and a sliding window
-    c4a      one per 4 tokens (V4)            top-k of them, and a sliding window
-    c128a    one per 128 tokens (V4)          all of them, and a sliding window
-    swa      none                             a sliding window
-    linear   none                             a recurrent state, no per-token keys
+kind     keys of the sharded cache        what a query token attends
+dsa      one a token (V3.2, GLM)          the top-k its indexer picks (GLM-5.3-Flash: picks pools of 16 tokens)
+c1a c2a  one a token, one per 2 (V4.1)    top-k of them, and a sliding window
+c4a      one per 4 tokens (V4)            top-k of them, and a sliding window
+c128a    one per 128 tokens (V4)          all of them, and a sliding window
+swa      none                             a sliding window
+linear   none                             a recurrent state, no per-token keys
 """
 
 import json

@@ -41,12 +41,12 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The cut of a step's query tokens over pcp_size ranks; O(num_reqs), the segments are formulas.
+    """The cut of a step's query tokens over pcp_size ranks; what it costs grows with requests and ranks, not tokens.
 
     strategy: the name that every rank must share. mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE.
-    owner: [num_reqs] int64, the rank of a WHOLE request. flat_start: [num_reqs] int64, a SPLIT request's place in the
-    flat order that round_robin deals from. order: [num_reqs] int64, requests with decodes first.
-    num_tokens: [pcp_size] int64, query tokens of each rank.
+    owner: [num_reqs] int64, the rank of a WHOLE request. order: [num_reqs] int64, requests with decodes first.
+    split: [splits] int64, the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2] int64, first token and
+    tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
     """
 
     strategy: str
@@ -55,8 +55,10 @@ class Partition:
     is_prefilling: BoolArray
     mode: IntArray
     owner: IntArray
-    flat_start: IntArray
     order: IntArray
+    split: IntArray
+    piece_start: IntArray
+    piece_count: IntArray
     num_tokens: IntArray
 
     @property
@@ -73,29 +75,18 @@ class Partition:
     def largest_share(self) -> IntArray:
         """[num_reqs] int64, the most query tokens of a request that any one rank computes."""
         share = self.query_lens.copy()
-        split = np.flatnonzero(self.mode == SPLIT)
-        if split.size:
-            ranks = np.arange(self.pcp_size)[:, None, None]
-            _, count = _pieces(self.strategy, self.query_lens[split], self.flat_start[split], ranks, self.pcp_size)
-            share[split] = count.sum(-1).max(0)
+        share[self.split] = self.piece_count.sum(-1).max(0)
         return share
 
     def segments(self, rank: int) -> Segments:
         """Segments of one rank."""
-        here = self.order
-        here = here[(self.query_lens[here] > 0) & ((self.mode[here] != WHOLE) | (self.owner[here] == rank))]
-        split = self.mode[here] == SPLIT
-        num_pieces = 2 if self.strategy.startswith("head_tail") else 1
-        start = np.zeros((len(here), num_pieces), np.int64)
-        count = np.zeros((len(here), num_pieces), np.int64)
-        count[:, 0] = self.query_lens[here]
-        if split.any():
-            cut = here[split]
-            start[split], count[split] = _pieces(
-                self.strategy, self.query_lens[cut], self.flat_start[cut], np.array(rank), self.pcp_size
-            )
-        kept = (count > 0).ravel()
-        req = np.repeat(here, num_pieces)[kept]
+        start = np.zeros((len(self.query_lens), self.piece_count.shape[-1]), np.int64)
+        count = np.zeros_like(start)
+        count[:, 0] = np.where((self.mode != WHOLE) | (self.owner == rank), self.query_lens, 0)
+        start[self.split], count[self.split] = self.piece_start[rank], self.piece_count[rank]
+        start, count = start[self.order], count[self.order]
+        kept = count.ravel() > 0
+        req = np.repeat(self.order, count.shape[1])[kept]
         return Segments(
             req=freeze(req),
             start=freeze(start.ravel()[kept]),
@@ -131,16 +122,19 @@ def partition_queries(
         )
     mode = np.full(len(query_lens), REPLICATED, np.int64)
     owner = np.zeros(len(query_lens), np.int64)
+    has_tokens = query_lens > 0
     if shard_decodes:
-        dealt = np.flatnonzero(~is_prefilling & (query_lens > 0))
+        dealt = np.flatnonzero(~is_prefilling & has_tokens)
         mode[dealt] = WHOLE
         owner[dealt] = np.arange(len(dealt)) % pcp_size
-    split = is_prefilling & (query_lens > 0)
+    is_split = is_prefilling & has_tokens
     if dcp_size > 1:
-        split &= ~too_short(query_lens, pcp_size, strategy)
+        is_split &= ~too_short(query_lens, pcp_size, strategy)
+    split = np.flatnonzero(is_split)
     mode[split] = SPLIT
-    in_split = np.where(split, query_lens, 0)
-    flat_start = np.cumsum(in_split) - in_split
+    piece_start, piece_count = _pieces(strategy, query_lens[split], pcp_size)
+    num_tokens = piece_count.sum((1, 2)) + int(query_lens[mode == REPLICATED].sum())
+    np.add.at(num_tokens, owner[mode == WHOLE], query_lens[mode == WHOLE])
     return Partition(
         strategy=strategy,
         pcp_size=pcp_size,
@@ -148,9 +142,11 @@ def partition_queries(
         is_prefilling=freeze(is_prefilling),
         mode=freeze(mode),
         owner=freeze(owner),
-        flat_start=freeze(flat_start),
         order=freeze(np.argsort(is_prefilling, kind="stable")),
-        num_tokens=freeze(_rank_tokens(strategy, query_lens, mode, owner, flat_start, pcp_size)),
+        split=freeze(split),
+        piece_start=freeze(piece_start),
+        piece_count=freeze(piece_count),
+        num_tokens=freeze(num_tokens),
     )
 
 
@@ -171,40 +167,21 @@ def too_short(query_lens: IntArray, pcp_size: int, strategy: str) -> BoolArray:
     return empty
 
 
-def _pieces(
-    strategy: str, query_lens: IntArray, flat_start: IntArray, rank: IntArray, pcp_size: int
-) -> tuple[IntArray, IntArray]:
-    """First token and token count of a rank's pieces of split prefills: [..., n, 1 or 2] int64.
-
-    rank broadcasts against [n, pieces]: a scalar, or [P, 1, 1] for all ranks at once.
-    """
+def _pieces(strategy: str, query_lens: IntArray, pcp_size: int) -> tuple[IntArray, IntArray]:
+    """First token and token count of every rank's pieces of split prefills: [pcp_size, n, 1 or 2] int64."""
     q = query_lens[:, None]
+    rank = np.arange(pcp_size)[:, None, None]
     if strategy == "round_robin":
-        start = (rank - flat_start[:, None]) % pcp_size
+        flat_start = (np.cumsum(query_lens) - query_lens)[:, None]
+        start = (rank - flat_start) % pcp_size
         return start, np.maximum(ceil_div(q - start, pcp_size), 0)
     if strategy == "contiguous":
-        piece, num_pieces = rank + np.zeros((1, 1), np.int64), pcp_size
+        piece, num_pieces = rank, pcp_size
     else:
-        mirror = np.array([[0, 1]])
-        piece, num_pieces = np.where(mirror == 0, rank, 2 * pcp_size - 1 - rank), 2 * pcp_size
+        piece, num_pieces = np.concatenate([rank, 2 * pcp_size - 1 - rank], axis=2), 2 * pcp_size
     if strategy == "head_tail_even":
         base, longer = np.divmod(q, num_pieces)
         return piece * base + np.minimum(piece, longer), base + (piece < longer)
     size = ceil_div(q, num_pieces)
     start = np.minimum(piece * size, q)
     return start, np.minimum(size, q - start)
-
-
-def _rank_tokens(
-    strategy: str, query_lens: IntArray, mode: IntArray, owner: IntArray, flat_start: IntArray, pcp_size: int
-) -> IntArray:
-    """[pcp_size] int64, query tokens that each rank computes."""
-    tokens = np.full(pcp_size, int(query_lens[mode == REPLICATED].sum()), np.int64)
-    whole = mode == WHOLE
-    np.add.at(tokens, owner[whole], query_lens[whole])
-    split = np.flatnonzero(mode == SPLIT)
-    if split.size:
-        ranks = np.arange(pcp_size)[:, None, None]
-        _, count = _pieces(strategy, query_lens[split], flat_start[split], ranks, pcp_size)
-        tokens += count.sum((1, 2))
-    return tokens

@@ -1,0 +1,141 @@
+"""Prefill chunks: which rows are gathered and scored together, within the workspace and the logits budget.
+
+Rows join a chunk in order while their keys fit the workspace and (query tokens x keys) fits the logits. A row that alone
+breaks a budget stands alone and is cut: along its queries into runs, and, when its keys alone break one, along its keys
+into spans, outside the runs, so that each span is gathered once.
+
+    workspace 8 keys, logits 16:    row            0  1  2     query tokens   1  1  4     keys   3  4  10
+        chunk 0    rows 0..2        keys 7         queries 0..2               one run
+        chunk 1    row 2            keys 0..8      queries 0..2, 2..4         16 // 8 = 2 query tokens a run
+        chunk 2    row 2            keys 8..10     queries 0..2, 2..4
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cpkit.arrays import IntArray, prefix_sum
+from cpkit.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows [row_start, row_stop) with keys [key_start, key_stop) of each, scored in runs of query tokens.
+
+    key_start, key_stop: the span of a lone row's keys; 0 and the widest context where rows are whole.
+    num_keys: keys that the chunk gathers, of all its rows. num_queries: query tokens, counted from the chunk's first; on a
+    rank that has fewer the last runs are short or empty. run: query tokens scored at once. last_span: no later chunk
+    holds further keys of these rows, so the selection of their queries is complete.
+    """
+
+    row_start: int
+    row_stop: int
+    key_start: int
+    key_stop: int
+    num_keys: int
+    num_queries: int
+    run: int
+    last_span: bool = True
+
+    @property
+    def num_runs(self) -> int:
+        return -(-self.num_queries // self.run)
+
+    @property
+    def peak_logits(self) -> int:
+        """fp32 logits of the largest run."""
+        return min(self.run, self.num_queries) * self.num_keys
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Query ranges [start, stop) in order."""
+        for start in range(0, self.num_queries, self.run):
+            yield start, min(start + self.run, self.num_queries)
+
+
+def split_chunks(
+    query_lens: IntArray,
+    context_keys: IntArray,
+    *,
+    workspace_keys: int,
+    max_logits: int,
+    span_unit: int | None,
+) -> list[Chunk]:
+    """Chunks of prefill rows in order.
+
+    query_lens, context_keys: [rows] int64, query tokens and keys (compressed states) of each row.
+    workspace_keys: keys a chunk may gather; max_logits: query tokens x keys a run may score.
+    span_unit: key spans are multiples of it (dcp_size * interleave, in keys). None: keys are never cut, and a lone row
+    keeps them all, over the workspace or not, as upstream does.
+    Raises PlanError when a budget is below one unit. A chunk without query tokens is left out.
+    """
+    queries, keys = prefix_sum(query_lens), prefix_sum(context_keys)
+    chunks: list[Chunk] = []
+    row = 0
+    while row < len(query_lens):
+        stop = _chunk_stop(queries, keys, row, workspace_keys, max_logits)
+        if stop > row:
+            chunks.append(_whole(row, stop, queries, keys, context_keys))
+        else:
+            stop = row + 1
+            chunks.extend(
+                _cut(row, int(query_lens[row]), int(context_keys[row]), workspace_keys, max_logits, span_unit)
+            )
+        row = stop
+    return [chunk for chunk in chunks if chunk.num_queries]
+
+
+def _chunk_stop(queries: IntArray, keys: IntArray, row: int, workspace_keys: int, max_logits: int) -> int:
+    """End of the longest run of rows from `row` that keeps both budgets; `row` itself when not even one row does."""
+    stop = int(np.searchsorted(keys, keys[row] + workspace_keys, side="right")) - 1
+    if int(queries[stop] - queries[row]) * int(keys[stop] - keys[row]) <= max_logits:
+        return max(stop, row)
+    num_queries = queries[row + 1 : stop + 1] - queries[row]
+    most_keys = max_logits // np.maximum(num_queries, 1)
+    over = (keys[row + 1 : stop + 1] - keys[row] > most_keys) & (num_queries > 0)
+    return row + int(np.argmax(over))
+
+
+def _whole(row: int, stop: int, queries: IntArray, keys: IntArray, context_keys: IntArray) -> Chunk:
+    num_queries = int(queries[stop] - queries[row])
+    return Chunk(
+        row_start=row,
+        row_stop=stop,
+        key_start=0,
+        key_stop=int(context_keys[row:stop].max()),
+        num_keys=int(keys[stop] - keys[row]),
+        num_queries=num_queries,
+        run=max(1, num_queries),
+    )
+
+
+def _cut(
+    row: int, num_queries: int, num_keys: int, workspace_keys: int, max_logits: int, span_unit: int | None
+) -> Iterator[Chunk]:
+    """Chunks of one row that breaks a budget alone: key spans outside, query runs inside."""
+    span = num_keys
+    if span_unit is not None and num_keys > min(workspace_keys, max_logits):
+        span = min(workspace_keys, max_logits) // span_unit * span_unit
+        if span == 0:
+            raise PlanError(
+                f"no key span fits: workspace={workspace_keys} keys and {max_logits} logits are below one turn of the "
+                f"shards, {span_unit} keys (dcp * interleave); raise the workspace or logits budget, or lower interleave"
+            )
+    for start in range(0, num_keys, span):
+        stop = min(start + span, num_keys)
+        yield Chunk(
+            row_start=row,
+            row_stop=row + 1,
+            key_start=start,
+            key_stop=stop,
+            num_keys=stop - start,
+            num_queries=num_queries,
+            run=max(1, max_logits // span),
+            last_span=stop == num_keys,
+        )
+
+
+def widen(chunks: list[Chunk], first_row: IntArray, num_rows: int) -> list[Chunk]:
+    """Chunks over requests as chunks over rows: request i is rows first_row[i] .. first_row[i + 1] of num_rows."""
+    bounds = [*first_row.tolist(), num_rows]
+    return [replace(chunk, row_start=bounds[chunk.row_start], row_stop=bounds[chunk.row_stop]) for chunk in chunks]
