@@ -58,3 +58,17 @@ def window_positions(pos, window_size, first=0):
 def visible_keys(held, pos, ratio):
     """How many of a rank's keys (states, in its own order) the token at `pos` may score: those complete at `pos`."""
     return sum((state + 1) * ratio <= pos + 1 for state in held)
+
+
+def decode_lens(seq_lens, query_lens):
+    """Context of each query token: append the step's tokens one by one and count what is there."""
+    lens = []
+    for seq_len, query_len in zip(seq_lens, query_lens, strict=True):
+        context = list(range(max(seq_len - query_len, 0)))
+        row = []
+        for token in range(query_len):
+            if seq_len - query_len + token >= 0:
+                context.append("query")
+            row.append(len(context))
+        lens.append(row)
+    return lens
