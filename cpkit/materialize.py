@@ -16,6 +16,8 @@ import numpy as np
 from cpkit.arrays import IntArray, spread
 from cpkit.errors import PlanError
 from cpkit.planner.interleave import join_position, local_lens
+from cpkit.planner.layout import GatherLayout
+from cpkit.planner.layout import gather_layout as _gather_layout
 from cpkit.step import RankPlan, StepPlan
 
 
@@ -50,16 +52,16 @@ def stored_keys(plan: StepPlan, rank: RankPlan, ratio: int) -> StoredKeys:
     return StoredKeys(req, key, _slots(plan, req, local, ratio))
 
 
+def gather_layout(plan: StepPlan) -> GatherLayout:
+    """Index arrays between the flat batch and the padded layout of the PCP all-gathers."""
+    return _gather_layout(plan.partition, plan.padded)
+
+
 def _slots(plan: StepPlan, req: IntArray, local: IntArray, ratio: int) -> IntArray | None:
     tables = plan.batch.block_tables
     if tables is None:
         return None
-    states_per_block, rest = divmod(plan.topology.block_size, ratio)
-    if rest:
-        raise PlanError(
-            f"block_size={plan.topology.block_size} is not a multiple of compress_ratio={ratio}: a block would end inside "
-            "a state"
-        )
+    states_per_block = plan.topology.block_size // ratio
     column, offset = np.divmod(local, states_per_block)
     if len(local) and int(column.max()) >= tables.shape[1]:
         i = int(np.argmax(column))

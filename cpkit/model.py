@@ -74,15 +74,18 @@ class Model:
         """Refuse a world that this model cannot run in, whatever the batch; raises ConfigError."""
         if self.num_heads % topology.tp:
             raise ConfigError(f"{self.name} has {self.num_heads} heads: tp={topology.tp} must divide them")
-        if topology.dcp == 1:
-            return
         ratio = math.lcm(*self.slot_ratios) if self.slot_ratios else 1
-        if topology.interleave % ratio:
+        if topology.block_size % ratio:
+            raise ConfigError(
+                f"block_size={topology.block_size} is not a multiple of {ratio}, the tokens that one key of {self.name} "
+                f"stands for: a block would end inside a state; use block_size {ratio} or {2 * ratio}"
+            )
+        if topology.dcp > 1 and topology.interleave % ratio:
             fit = [i for i in range(ratio, topology.block_size + 1, ratio) if topology.block_size % i == 0]
-            way_out = f"use one of {fit}" if fit else f"use a block_size that is a multiple of {ratio}"
             raise ConfigError(
                 f"interleave={topology.interleave} is not a multiple of {ratio}, the tokens that one key of "
-                f"{self.name} stands for: a state would span two DCP ranks; with block_size={topology.block_size} {way_out}"
+                f"{self.name} stands for: a state would span two DCP ranks; with block_size={topology.block_size} "
+                f"use interleave {' or '.join(map(str, fit))}"
             )
 
     def check_merge(self, topology: Topology) -> None:
