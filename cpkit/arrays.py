@@ -46,6 +46,12 @@ def freeze(array: A) -> A:
     return array
 
 
+def seal(array: A) -> A:
+    """The array itself, no longer writable: for values that nobody else holds."""
+    array.flags.writeable = False
+    return array
+
+
 def prefix_sum(lens: IntArray) -> IntArray:
     """[n] -> [n + 1] int64: where each run starts, then the total.  2 0 3 -> 0 2 2 5"""
     out = np.zeros(len(lens) + 1, np.int64)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import IntArray, freeze, prefix_sum
+from cpkit.arrays import IntArray, freeze, prefix_sum, seal
 from cpkit.errors import PlanError
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.interleave import split_position
@@ -98,7 +98,7 @@ def plan_gather(
     first_local = chunk.key_start // dcp_size
     if len(shard_keys) == 1:
         shard_keys = np.minimum(shard_keys, -(-chunk.key_stop // dcp_size)) - first_local
-    return GatherPlan(dcp_size, interleave, first_local, freeze(shard_keys), freeze(row_region))
+    return GatherPlan(dcp_size, interleave, first_local, freeze(shard_keys), seal(row_region))
 
 
 def regions(row_req: IntArray) -> tuple[IntArray, IntArray]:
@@ -108,7 +108,8 @@ def regions(row_req: IntArray) -> tuple[IntArray, IntArray]:
     """
     starts = np.ones(len(row_req), np.bool_)
     starts[1:] = row_req[1:] != row_req[:-1]
-    first_row = np.flatnonzero(starts)
-    if len(first_row) > 1 and len(np.unique(row_req[first_row])) != len(first_row):
+    first_row = starts.nonzero()[0]
+    reqs = row_req[first_row]
+    if (reqs[1:] <= reqs[:-1]).any() and len(np.unique(reqs)) != len(reqs):
         raise PlanError(f"rows of requests {row_req.tolist()}: the rows of one request must be adjacent")
     return first_row, np.cumsum(starts) - 1

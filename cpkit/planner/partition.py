@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import BoolArray, IntArray, ceil_div, freeze
+from cpkit.arrays import BoolArray, IntArray, ceil_div, freeze, seal
 from cpkit.errors import ConfigError
 
 STRATEGIES = ("head_tail", "head_tail_even", "contiguous", "round_robin")
@@ -88,11 +88,11 @@ class Partition:
         kept = count.ravel() > 0
         req = np.repeat(self.order, count.shape[1])[kept]
         return Segments(
-            req=freeze(req),
-            start=freeze(start.ravel()[kept]),
+            req=seal(req),
+            start=seal(start.ravel()[kept]),
             stride=self.pcp_size if self.strategy == "round_robin" else 1,
-            count=freeze(count.ravel()[kept]),
-            writes_kv=freeze((self.mode[req] != REPLICATED) | (rank == 0)),
+            count=seal(count.ravel()[kept]),
+            writes_kv=seal((self.mode[req] != REPLICATED) | (rank == 0)),
         )
 
 
@@ -124,13 +124,13 @@ def partition_queries(
     owner = np.zeros(len(query_lens), np.int64)
     has_tokens = query_lens > 0
     if shard_decodes:
-        dealt = np.flatnonzero(~is_prefilling & has_tokens)
+        dealt = (~is_prefilling & has_tokens).nonzero()[0]
         mode[dealt] = WHOLE
         owner[dealt] = np.arange(len(dealt)) % pcp_size
     is_split = is_prefilling & has_tokens
     if dcp_size > 1:
         is_split &= ~too_short(query_lens, pcp_size, strategy)
-    split = np.flatnonzero(is_split)
+    split = is_split.nonzero()[0]
     mode[split] = SPLIT
     piece_start, piece_count = _pieces(strategy, query_lens[split], pcp_size)
     num_tokens = piece_count.sum((1, 2)) + int(query_lens[mode == REPLICATED].sum())
@@ -140,13 +140,13 @@ def partition_queries(
         pcp_size=pcp_size,
         query_lens=freeze(query_lens),
         is_prefilling=freeze(is_prefilling),
-        mode=freeze(mode),
-        owner=freeze(owner),
-        order=freeze(np.argsort(is_prefilling, kind="stable")),
-        split=freeze(split),
-        piece_start=freeze(piece_start),
-        piece_count=freeze(piece_count),
-        num_tokens=freeze(num_tokens),
+        mode=seal(mode),
+        owner=seal(owner),
+        order=seal(np.argsort(is_prefilling, kind="stable")),
+        split=seal(split),
+        piece_start=seal(piece_start),
+        piece_count=seal(piece_count),
+        num_tokens=seal(num_tokens),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import BoolArray, IntArray, freeze, prefix_sum, spread
+from cpkit.arrays import BoolArray, IntArray, freeze, prefix_sum, seal, spread
 from cpkit.batch import Batch
 from cpkit.planner.partition import Segments
 
@@ -75,12 +75,12 @@ def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_
     first = int(np.argmax(prefill)) if prefill.any() else len(prefill)
     return Rows(
         req=segments.req,
-        start_pos=freeze(start_pos),
+        start_pos=seal(start_pos),
         stride=segments.stride,
         num_tokens=segments.count,
-        seq_lens=freeze(seq_lens),
-        is_prefilling=freeze(is_prefilling),
-        query_start_loc=freeze(prefix_sum(segments.count)),
+        seq_lens=seal(seq_lens),
+        is_prefilling=seal(is_prefilling),
+        query_start_loc=seal(prefix_sum(segments.count)),
         num_decodes=first,
     )
 
