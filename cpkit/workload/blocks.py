@@ -22,11 +22,11 @@ NULL_BLOCK = 0
 class BlockAllocator:
     """Hands out blocks 1..num_blocks - 1 by reference count; every operation costs O(blocks named in it).
 
-    on_evict(block) is told when a cached block is taken for new content. Misuse (more blocks than are free, a free
+    on_evict(blocks) is told when cached blocks are taken for new content. Misuse (more blocks than are free, a free
     without a hold) is a RuntimeError: a scheduler asks for num_free first.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] = lambda block: None) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[list[int]], None] = lambda blocks: None) -> None:
         if not 2 <= num_blocks < 1 << 31:
             raise ConfigError(
                 f"num_kv_blocks={num_blocks}: a pool has from 2 blocks (block 0 is the null block) to 2^31 - 1"
@@ -62,27 +62,27 @@ class BlockAllocator:
         plain = min(count, self._num_plain)
         self._num_plain -= plain
         blocks[:plain] = self._free[self._num_plain : self._num_plain + plain][::-1]
-        for i in range(plain, count):
-            block, _ = self._cached.popitem(last=False)
-            self._keep[block] = False
-            self._on_evict(block)
-            blocks[i] = block
+        if plain < count:
+            evicted = [self._cached.popitem(last=False)[0] for _ in range(count - plain)]
+            self._on_evict(evicted)
+            blocks[plain:] = evicted
+            self._keep[blocks[plain:]] = False
         self.refs[blocks] = 1
         return blocks
 
     def share(self, blocks: list[int]) -> None:
         """Hold blocks with findable content once more."""
+        if not self._keep[blocks].all() or len(set(blocks)) != len(blocks):
+            raise RuntimeError(f"blocks {blocks[:8]} hold no content to share, or are named twice")
+        self.refs[blocks] += 1
         for block in blocks:
-            if not self._keep[block]:
-                raise RuntimeError(f"block {block} has no content to share")
-            self.refs[block] += 1
             self._cached.pop(block, None)
 
-    def keep(self, block: int) -> None:
-        """From here on the block's content is findable: freed, it waits as cached."""
-        if self.refs[block] < 1:
-            raise RuntimeError(f"block {block} is held by nobody: its content is not its holder's to keep")
-        self._keep[block] = True
+    def keep(self, blocks: list[int]) -> None:
+        """From here on the blocks' content is findable: freed, they wait as cached."""
+        if (self.refs[blocks] < 1).any():
+            raise RuntimeError(f"blocks {blocks[:8]}: what nobody holds has no content to keep")
+        self._keep[blocks] = True
 
     def free(self, blocks: Int32Array) -> None:
         """Let go of one hold on each block of a request, in the order of its table.

@@ -56,16 +56,17 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def keep(self, keys: list[int], blocks: list[int]) -> None:
+    def keep(self, keys: list[int], blocks: Int32Array) -> None:
         """Make computed blocks findable; where an equal block already is, that one stays and this one is not kept."""
-        for key, block in zip(keys, blocks, strict=True):
-            if key not in self._block_of:
-                self._block_of[key] = block
-                self._key_of[block] = key
-                self.allocator.keep(block)
+        new = {key: block for key, block in zip(keys, blocks.tolist(), strict=True) if key not in self._block_of}
+        if new:
+            self.allocator.keep(list(new.values()))
+            self._block_of.update(new)
+            self._key_of.update(zip(new.values(), new, strict=True))
 
-    def _forget(self, block: int) -> None:
-        del self._block_of[self._key_of.pop(block)]
+    def _forget(self, blocks: list[int]) -> None:
+        for block in blocks:
+            del self._block_of[self._key_of.pop(block)]
 
     def check(self) -> None:
         """Keys and blocks name each other, and the pool is sound; AssertionError otherwise."""

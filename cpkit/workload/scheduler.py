@@ -179,11 +179,13 @@ class Scheduler:
         while True:
             running = slots.order
             ready = running[slots.num_computed[running] >= slots.prefill_len[running]]
-            query = np.minimum(self._budget.decode_threshold, self._max_model_len - slots.num_computed[ready])
-            ahead = np.cumsum(query) - query
-            query = np.minimum(query, self._budget.max_num_batched_tokens - ahead)
-            ready, query = ready[query > 0], query[query > 0]
-            missing = slots.missing_blocks(ready, slots.num_computed[ready] + query)
+            computed = slots.num_computed[ready]
+            query = np.minimum(self._budget.decode_threshold, self._max_model_len - computed)
+            if self._budget.decode_threshold * len(ready) > self._budget.max_num_batched_tokens:
+                query = np.minimum(query, self._budget.max_num_batched_tokens - (np.cumsum(query) - query))
+                taken = query > 0
+                ready, query, computed = ready[taken], query[taken], computed[taken]
+            missing = slots.missing_blocks(ready, computed + query)
             num_missing = int(missing.sum())
             if num_missing <= self._blocks.num_free:
                 break
@@ -266,7 +268,7 @@ class Scheduler:
             slots.num_computed[rows] + query_lens,
             query_lens,
             slots.prefill_len[rows],
-            slots.tables[:, :width].take(rows, axis=0),
+            slots.tables[rows, :width],
             slots.req[rows],
         )
         for array in arrays:
@@ -309,7 +311,7 @@ class Scheduler:
             before = int(slots.num_computed[slot])
             after = slots.num_computed[slot] = before + query
             whole = slice(before // self._virtual_block, min(after // self._virtual_block, len(keys)))
-            self._cache.keep(keys[whole], slots.tables[slot, whole].tolist())
+            self._cache.keep(keys[whole], slots.tables[slot, whole])
             if after < slots.prefill_len[slot]:
                 continue
             if slots.output_left[slot]:

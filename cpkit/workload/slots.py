@@ -8,7 +8,7 @@ tables     5 6 0  0 0 0  9 2 7  8 0 0        row s: the block ids of slot s, the
 
 import numpy as np
 
-from cpkit.arrays import Int32Array, IntArray, ceil_div, spread
+from cpkit.arrays import Int32Array, IntArray, spread
 from cpkit.workload.blocks import NULL_BLOCK
 
 
@@ -49,12 +49,12 @@ class Slots:
 
     def remove(self, slots: IntArray) -> None:
         """Empty slots; the requests' blocks are the caller's to free first (blocks_of)."""
-        self.order = self.order[~np.isin(self.order, slots)]
+        self.req[slots] = -1
+        self.order = self.order[self.req[self.order] >= 0]
         for slot in slots.tolist():
             self.tables[slot, : self.num_blocks[slot]] = NULL_BLOCK
             self._unused.append(slot)
         self.num_blocks[slots] = 0
-        self.req[slots] = -1
 
     def blocks_of(self, slot: int) -> Int32Array:
         """[num_blocks] int32, the block ids of a slot, in the order of its tokens."""
@@ -62,7 +62,8 @@ class Slots:
 
     def missing_blocks(self, slots: IntArray, seq_lens: IntArray) -> IntArray:
         """[len(slots)] int64, blocks that each slot lacks to hold that many tokens."""
-        return np.maximum(ceil_div(seq_lens, self.virtual_block) - self.num_blocks[slots], 0)  # type: ignore[no-any-return]
+        missing: IntArray = (seq_lens + (self.virtual_block - 1)) // self.virtual_block - self.num_blocks[slots]
+        return missing.clip(min=0)
 
     def append_blocks(self, slots: IntArray, counts: IntArray, blocks: Int32Array) -> None:
         """Give each slot its count of the blocks, in order."""
