@@ -29,12 +29,13 @@ class Segments:
     """What one rank computes of the queries, decodes first, then prefills, each by request and start.
 
     req: [n] int64; start, stride, count: [n] int64, query tokens start, start + stride, ... (count of them, counted
-    from the request's first query token of this step); writes_kv: [n], this copy of the tokens writes their KV.
+    from the request's first query token of this step; whole requests have stride 1 under every strategy);
+    writes_kv: [n], this copy of the tokens writes their KV.
     """
 
     req: IntArray
     start: IntArray
-    stride: int
+    stride: IntArray
     count: IntArray
     writes_kv: BoolArray
 
@@ -90,7 +91,7 @@ class Partition:
         return Segments(
             req=seal(req),
             start=seal(start.ravel()[kept]),
-            stride=self.pcp_size if self.strategy == "round_robin" else 1,
+            stride=seal(np.where((self.mode[req] == SPLIT) & (self.strategy == "round_robin"), self.pcp_size, 1)),
             count=seal(count.ravel()[kept]),
             writes_kv=seal((self.mode[req] != REPLICATED) | (rank == 0)),
         )

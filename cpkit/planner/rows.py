@@ -23,13 +23,14 @@ from cpkit.planner.partition import Segments
 class Rows:
     """The rank-local batch, decodes first. A rank without tokens keeps one empty row of request 0.
 
-    req, start_pos, num_tokens, seq_lens: [rows] int64; stride: positions between a row's tokens; is_prefilling: [rows].
+    req, start_pos, stride, num_tokens, seq_lens: [rows] int64; stride: positions from one token of a row to the next;
+    is_prefilling: [rows].
     query_start_loc: [rows + 1] int64; num_decodes: leading rows planned as decodes, the others as prefills.
     """
 
     req: IntArray
     start_pos: IntArray
-    stride: int
+    stride: IntArray
     num_tokens: IntArray
     seq_lens: IntArray
     is_prefilling: BoolArray
@@ -51,7 +52,8 @@ class Rows:
 
     def positions(self) -> IntArray:
         """[total_tokens] int64, position of each local token in its request."""
-        return np.repeat(self.start_pos, self.num_tokens) + self.stride * spread(self.num_tokens)
+        first, stride = np.repeat(self.start_pos, self.num_tokens), np.repeat(self.stride, self.num_tokens)
+        return first + stride * spread(self.num_tokens)
 
     def reqs(self) -> IntArray:
         """[total_tokens] int64, request of each local token."""
@@ -61,17 +63,18 @@ class Rows:
 def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_extends: bool) -> Rows:
     """Rows of one rank from its segments.
 
-    decode_threshold: longest row that is still a decode. split_extends: a row of a request inside its prompt is a
-    prefill however short (as under PCP, where a long prompt may leave a rank one token); else short ones are decodes.
+    decode_threshold: longest row that is still a decode. split_extends: a row of a request that was inside its prompt
+    before this step is a prefill however short and wherever it starts (as under PCP, where a rank may get one token of
+    a long prompt, or a piece past its end), so that all ranks agree; else short ones are decodes.
     """
     if not len(segments.req):
-        return _placeholder(batch, segments.stride)
+        return _placeholder(batch)
     start_pos = batch.num_computed[segments.req] + segments.start
     seq_lens = start_pos + segments.stride * (segments.count - 1) + 1
     is_prefilling = start_pos < batch.prompt_lens[segments.req]
     prefill = segments.count > decode_threshold
     if split_extends:
-        prefill |= is_prefilling
+        prefill |= batch.is_prefilling[segments.req]
     first = int(np.argmax(prefill)) if prefill.any() else len(prefill)
     return Rows(
         req=segments.req,
@@ -85,14 +88,14 @@ def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_
     )
 
 
-def _placeholder(batch: Batch, stride: int) -> Rows:
+def _placeholder(batch: Batch) -> Rows:
     """The one empty row that keeps an idle rank's collectives in shape."""
     zero = freeze(np.zeros(1, np.int64))
     start = freeze(batch.num_computed[:1] if batch.num_reqs else np.zeros(1, np.int64))
     return Rows(
         req=zero,
         start_pos=start,
-        stride=stride,
+        stride=seal(np.ones(1, np.int64)),
         num_tokens=zero,
         seq_lens=zero,
         is_prefilling=freeze(start < batch.prompt_lens[:1] if batch.num_reqs else np.zeros(1, np.bool_)),
