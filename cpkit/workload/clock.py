@@ -16,7 +16,7 @@ class Clock(Protocol):
     """Anything that tells a step's duration from its batch."""
 
     def step_seconds(self, batch: Batch) -> float:
-        """Seconds that the step takes, above 0."""
+        """Seconds that the step takes: finite, not negative."""
         ...
 
 

@@ -274,10 +274,13 @@ class Scheduler:
         for array in arrays:
             array.flags.writeable = False  # a fresh array may be marked; freeze() would copy the tables once more
         batch = Batch(*arrays)
+        duration_s = self._clock.step_seconds(batch)
+        if not 0 <= duration_s < np.inf:
+            raise ConfigError(f"the clock gives a step {duration_s} s: a duration is finite and not negative")
         step = ScheduledStep(
             index=tally.num_steps,
             time_s=self._now,
-            duration_s=self._clock.step_seconds(batch),
+            duration_s=duration_s,
             batch=batch,
             num_waiting=len(self._arrivals.waiting),
             num_held_blocks=self._blocks.num_held,
