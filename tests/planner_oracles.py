@@ -37,7 +37,7 @@ def pieces_of_ranks(tokens, ranks, strategy):
 
 
 def partition(query_lens, is_prefilling, *, ranks, dcp, strategy, shard_decodes):
-    """Per rank, its rows [(request, query tokens, writes KV), ...]: decodes first, then prefills, by request and start."""
+    """Per rank, its rows [(request, query tokens, writes KV), ...]: decodes, then prefills, by request and start."""
     hands = [[] for _ in range(ranks)]
     decodes = [i for i, prefilling in enumerate(is_prefilling) if not prefilling and query_lens[i]]
     for turn, req in enumerate(decodes):
@@ -102,8 +102,8 @@ def greedy_chunks(query_lens, context_keys, *, workspace, max_logits, unit):
 def gathered_places(num_keys, first, stop, ranks, interleave):
     """Where each key of several requests lies after an all-gather of shards padded to the largest.
 
-    num_keys: keys of each request; first, stop: keys [first, stop) of each are sent. Returns one {key: place} a request,
-    and the places of the whole buffer.
+    num_keys: keys of each request; first, stop: keys [first, stop) of each are sent. Returns a {key: place} of each
+    request, and the places of the whole buffer.
     """
     hands = [[] for _ in range(ranks)]
     for req, total in enumerate(num_keys):

@@ -218,6 +218,6 @@ def test_unknown_strategy_names_the_choices():
 
 
 def test_decodes_are_not_dealt_under_dcp():
-    with pytest.raises(ConfigError, match="shard_decode_requests with dcp=2: .*use dcp=1"):
+    with pytest.raises(ConfigError, match=r"shard_decode_requests with dcp=2: .*use dcp=1"):
         cut([1], [False], dcp_size=2, shard_decodes=True)
     assert cut([1], [False], dcp_size=2, shard_decodes=False).replicated.tolist() == [True]
