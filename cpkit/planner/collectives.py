@@ -3,8 +3,8 @@
 Per layer                                                                   group
     1 kv_latent, index_key, swa_row, slots    all-gather    pcp             pcp > 1: every rank writes what it owns
     2 index_keys, latent_rows                 all-gather    dcp             pcp > 1 and dcp > 1: per prefill chunk
-    3 candidates                              all-gather    dcp             dcp > 1: decode rows; prefill rows of pcp = 1
-    4 query_heads                             all-gather    dcp, or tp      dcp > 1: rows whose outputs are merged
+    3 query_heads                             all-gather    dcp, or tp      dcp > 1: rows whose outputs are merged
+    4 candidates                              all-gather    dcp             dcp > 1: decode rows; prefill rows of pcp = 1
     5 lse, outputs / partials                 ag_rs or a2a  dcp             their partial outputs
       output_heads                            all-gather    pcp             pcp > 1: back to the own heads
 Once per step
@@ -113,9 +113,11 @@ def _layer(layer: Layer, shape: StepShape, topology: Topology, model: Model, mer
         return
     if topology.pcp > 1:
         yield from _chunk_gathers(layer, shape)
+    rows = _merged_rows(shape, topology)
+    yield from _query_heads(layer, rows, topology, model.num_heads)
     if layer.index and layer.runs_index:
         yield from _candidates(layer.index.topk, layer, shape, topology)
-    yield from _merge(layer, _merged_rows(shape, topology), topology, model.num_heads, merge)
+    yield from _merge(layer, rows, topology, model.num_heads, merge)
 
 
 def _kv_inputs(layer: Layer, shape: StepShape) -> Iterator[Collective]:
@@ -144,6 +146,15 @@ def _chunk_gathers(layer: Layer, shape: StepShape) -> Iterator[Collective]:
         yield Collective("all_gather", "dcp", "latent_rows", "uint8", rows * layer.key_bytes)
 
 
+def _query_heads(layer: Layer, rows: int, topology: Topology, num_heads: int) -> Iterator[Collective]:
+    """Queries of every head that a shard is scored with; where dcp = pcp the ranks of a group hold the same heads."""
+    if topology.pcp > 1 and topology.dcp == topology.pcp:
+        return
+    group = "dcp" if topology.pcp == 1 else "tp"
+    own = num_heads // topology.tp
+    yield Collective("all_gather", group, "query_heads", "bfloat16", rows * own * layer.key_dim)
+
+
 def _candidates(topk: int, layer: Layer, shape: StepShape, topology: Topology) -> Iterator[Collective]:
     """Each rank's best keys of its shard: of the decode rows, and without PCP of each run of prefill queries."""
 
@@ -165,13 +176,9 @@ def _merge(layer: Layer, rows: int, topology: Topology, num_heads: int, merge: s
     """Partial outputs over shards become whole outputs of each rank's own heads."""
     own = num_heads // topology.tp
     if topology.pcp == 1:
-        query_group, heads = "dcp", own * topology.dcp
-    elif topology.dcp == topology.pcp:
-        query_group, heads = "", own
+        heads = own * topology.dcp
     else:
-        query_group, heads = "tp", num_heads
-    if query_group:
-        yield Collective("all_gather", query_group, "query_heads", "bfloat16", rows * own * layer.key_dim)
+        heads = own if topology.dcp == topology.pcp else num_heads
     if merge == "ag_rs":
         yield Collective("all_gather", "dcp", "lse", "float32", rows * heads)
         yield Collective("reduce_scatter", "dcp", "outputs", "float32", rows * heads * layer.value_dim)

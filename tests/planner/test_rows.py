@@ -1,6 +1,5 @@
 """A rank's rows: order, lengths and positions against each token looked at alone."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +59,7 @@ def test_rows_follow_the_cards(batch, ranks, dcp, strategy, threshold):
             continue
         positions = [[computed[req] + token for token in tokens] for req, tokens, _ in hand]
         assert rows.req.tolist() == [req for req, _, _ in hand]
-        assert rows.positions().tolist() == sum(positions, [])
+        assert rows.positions().tolist() == [position for row in positions for position in row]
         assert rows.reqs().tolist() == [req for req, tokens, _ in hand for _ in tokens]
         assert rows.seq_lens.tolist() == [row[-1] + 1 for row in positions]
         assert rows.is_prefilling.tolist() == [
