@@ -54,6 +54,7 @@ def gathered_rows(
     rank_stride: int,
     dcp_size: int,
     interleave: int,
+    rank_rows: int | None = None,
 ) -> IntArray:
     """Workspace row of each position, whoever owns it.  rank_stride=4, dcp_size=2, interleave=1, workspace_start=1:
 
@@ -62,11 +63,13 @@ def gathered_rows(
         row        6 1  -
 
     positions: [num_tokens, k] int64, negative = none. workspace_start: [num_tokens] int64, first row of the token's
-    request in each rank's part. Returns [num_tokens, k] int64; PAD for no position or one beyond the rank's part.
+    request in each rank's part. rank_stride: rows from one rank's part to the next; rank_rows: rows of a part that hold
+    keys (default: all). Returns [num_tokens, k] int64; PAD for no position or one beyond the rank's part.
     """
     owner, local = split_position(np.maximum(positions, 0), dcp_size, interleave)
     row = workspace_start[:, None] + local
-    return np.where((positions >= 0) & (row < rank_stride), owner * rank_stride + row, PAD)
+    held = row < (rank_stride if rank_rows is None else rank_rows)
+    return np.where((positions >= 0) & held, owner * rank_stride + row, PAD)
 
 
 def compact_rows(rows: IntArray) -> CompactRows:

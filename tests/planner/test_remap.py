@@ -78,6 +78,29 @@ def test_far_positions_keep_64_bits():
     assert row.item() == (2**31 - 1) * 1_077_120
 
 
+@pytest.mark.parametrize(
+    ("page", "stride"),
+    [
+        pytest.param(3, 19_008, id="stride-above-the-payload"),
+        pytest.param(1994, 1_077_120, id="just-above-2^31"),
+        pytest.param(2066, 1_039_680, id="another-stride-above-2^31"),
+        pytest.param(598, 3_600_000, id="big-blocks"),
+    ],
+)
+def test_pages_lie_a_stride_apart(page, stride):
+    row = shard_rows_of(
+        np.array([[5]]),
+        np.array([0]),
+        np.array([[page]], np.int32),
+        block_size=64,
+        dcp_size=1,
+        dcp_rank=0,
+        interleave=1,
+        block_stride=stride,
+    )
+    assert row.item() == page * stride + 5
+
+
 @given(rows=st.lists(st.lists(st.integers(-1, 3), min_size=4, max_size=4), max_size=5))
 def test_compaction_keeps_the_order(rows):
     compact, counts = compact_rows(np.array(rows, np.int64).reshape(-1, 4))

@@ -55,6 +55,15 @@ def test_draft_block_sees_the_window_before_it_and_itself(rows, window):
         assert list(range(start, stop)) == before + list(range(prefix, prefix + query))
 
 
+@pytest.mark.parametrize(
+    ("position", "start", "stop"),
+    [pytest.param(70, 0, 71, id="inside-the-first-window"), (127, 0, 128), (128, 1, 129)],
+)
+def test_the_window_counts_the_querys_own_token(position, start, stop):
+    windows = causal_windows(np.array([position]), window_size=128)
+    assert (windows.start.item(), windows.stop.item()) == (start, stop)
+
+
 def test_tokens_without_a_slot_see_nothing():
     windows = causal_windows(np.array([4, 900]), window_size=2)
     valid = np.array([True, False])
