@@ -1,0 +1,55 @@
+"""How evenly a step's work and keys lie on the ranks of a replica."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpkit.arrays import IntArray, seal
+from cpkit.planner.work import causal_work
+from cpkit.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Balance:
+    """Amounts of each rank, in rank order.
+
+    ranks: [n] int64, in the world. tokens: [n] int64, query tokens computed. causal_work: [n] int64, keys that those
+    tokens see, over all layers. stored_keys: [n] int64, keys of the step's requests that the rank holds after the step,
+    earlier ones included: one for every ratio of the model's sharded caches.
+    """
+
+    ranks: IntArray
+    tokens: IntArray
+    causal_work: IntArray
+    stored_keys: IntArray
+
+
+def plan_balance(plans: Sequence[StepPlan]) -> Balance:
+    """Amounts of every rank that the plans hold; raises PlanError where the work of a rank does not fit int64.
+
+    plans: of one step, each for one rank or several. Ranks that share a value object are counted once.
+    """
+    pairs = sorted(((plan, rank) for plan in plans for rank in plan.ranks), key=lambda pair: pair[1].rank)
+    work_of: dict[int, int] = {}
+    keys_of: dict[tuple[int, int], int] = {}
+    for plan, rank in pairs:
+        if id(rank.rows) not in work_of:
+            work_of[id(rank.rows)] = causal_work(rank.rows, plan.model)
+        if (id(plan.shards), rank.dcp_rank) not in keys_of:
+            keys_of[id(plan.shards), rank.dcp_rank] = held_keys(plan, rank.dcp_rank)
+    return Balance(
+        ranks=_amounts([rank.rank for _, rank in pairs]),
+        tokens=_amounts([rank.rows.total_tokens for _, rank in pairs]),
+        causal_work=_amounts([work_of[id(rank.rows)] for _, rank in pairs]),
+        stored_keys=_amounts([keys_of[id(plan.shards), rank.dcp_rank] for plan, rank in pairs]),
+    )
+
+
+def held_keys(plan: StepPlan, dcp_rank: int) -> int:
+    """Keys of the step's requests in one rank's shards, of all ratios."""
+    return sum(int(shards.local_lens(dcp_rank).sum()) for shards in plan.shards.values())
+
+
+def _amounts(values: list[int]) -> IntArray:
+    return seal(np.array(values, np.int64))
