@@ -104,8 +104,7 @@ def pcp_partition(
         replicated |= too_short(query_lens, pcp_world_size, STRATEGY)
     partition = _partition(query_lens, flags(is_prefilling), pcp_world_size, dcp_world_size, shard_decode_requests)
     layout = gather_layout(partition, padded_num_tokens)
-    slots = ints(global_slot_mapping)
-    gathered = slots[layout.gather_idx] if len(slots) else np.zeros(0, np.int64)
+    gathered = np.append(ints(global_slot_mapping), PAD)[layout.gather_idx]  # an empty batch has padding only
     segments = [_segments(partition, rank) for rank in range(pcp_world_size)]
     return PCPPartition(
         replicated=bools(replicated),
