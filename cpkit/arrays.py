@@ -13,12 +13,17 @@ BoolArray = npt.NDArray[np.bool_]
 A = TypeVar("A", bound=npt.NDArray[Any])
 
 MAX_LEN = 1 << 40
-"""Largest sequence length accepted: sums over 2^20 requests stay inside int64."""
+"""Largest sequence length accepted."""
+
+MAX_LENS = 1 << 20
+"""Most lengths in a list: their sum, and its product with a few ranks, stay inside int64."""
 
 
 def as_lens(name: str, values: Sequence[int] | npt.ArrayLike, error: type[ValueError]) -> IntArray:
     """Lengths as a read-only 1-D int64 array; floats, booleans, negatives and values above MAX_LEN raise `error`."""
     array = as_ints(name, values, error)
+    if array.size > MAX_LENS:
+        raise error(f"{name} has {array.size} entries: at most {MAX_LENS} keep their sum inside 64 bits")
     if array.size and (array.min() < 0 or array.max() > MAX_LEN):
         bad = int(np.flatnonzero((array < 0) | (array > MAX_LEN))[0])
         raise error(f"{name}[{bad}]={int(array[bad])}: a length is between 0 and 2^40")
@@ -27,15 +32,26 @@ def as_lens(name: str, values: Sequence[int] | npt.ArrayLike, error: type[ValueE
 
 def as_ints(name: str, values: Sequence[int] | npt.ArrayLike, error: type[ValueError]) -> IntArray:
     """Whole numbers as a 1-D int64 array, or `error`: nothing is rounded and nothing wraps."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as ragged:
+        raise error(f"{name} is ragged: it is a flat list of whole numbers") from ragged
     if array.ndim != 1:
         raise error(f"{name} has {array.ndim} dimensions: it is a flat list of whole numbers")
     if array.size == 0:
         return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu" or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
-        bad: Any = next((v for v in array.tolist() if isinstance(v, bool) or not isinstance(v, int)), array.max())
-        raise error(f"{name} holds {bad!r}: it takes whole numbers that fit 64 bits")
+    # numpy reads True among whole numbers as 1, so the caller's own items are looked at
+    has_bools = isinstance(values, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, values))
+    if has_bools or array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max:
+        items = list(values) if isinstance(values, list | tuple) else array.tolist()
+        bad = next((repr(item) for item in items if not _fits_int64(item)), f"{array.dtype} items")
+        raise error(f"{name} holds {bad}: it takes whole numbers that fit 64 bits")
     return np.ascontiguousarray(array, np.int64)
+
+
+def _fits_int64(item: Any) -> bool:
+    whole = isinstance(item, int | np.integer) and not isinstance(item, bool)
+    return whole and -(1 << 63) <= item < 1 << 63
 
 
 def freeze(array: A) -> A:

@@ -38,6 +38,9 @@ class Batch:
     req_ids: IntArray
 
     def __post_init__(self) -> None:
+        for name in ("seq_lens", "query_lens", "prompt_lens"):
+            object.__setattr__(self, name, as_lens(name, getattr(self, name), PlanError))
+        object.__setattr__(self, "req_ids", freeze(as_ints("req_ids", self.req_ids, PlanError)))
         counts = {name: len(getattr(self, name)) for name in ("seq_lens", "query_lens", "prompt_lens", "req_ids")}
         if len(set(counts.values())) != 1:
             raise PlanError(f"lists of different lengths {counts}: each has one entry a request")
@@ -53,6 +56,7 @@ class Batch:
             raise PlanError(f"request {i} is a decode behind a prefill: put decodes first (Batch.from_lens sorts them)")
         if self.block_tables is not None:
             self._check_block_tables(self.block_tables)
+            object.__setattr__(self, "block_tables", freeze(self.block_tables))
 
     @classmethod
     def from_lens(
@@ -85,12 +89,11 @@ class Batch:
                 order = np.argsort(prefilling, kind="stable")
                 seq, query, prompt, ids = seq[order], query[order], prompt[order], ids[order]
                 tables = None if tables is None else tables[order]
-        return cls(
-            freeze(seq), freeze(query), freeze(prompt), None if tables is None else freeze(tables), freeze(ids)
-        )
+        return cls(seq, query, prompt, tables, ids)
 
     @property
     def num_reqs(self) -> int:
+        """Requests of the step, those without tokens included."""
         return len(self.seq_lens)
 
     @cached_property
@@ -124,8 +127,11 @@ class Batch:
         return token + np.repeat(self.num_computed - self.query_start_loc[:-1], self.query_lens)
 
     def _check_block_tables(self, tables: Int32Array) -> None:
-        if tables.ndim != 2 or len(tables) != self.num_reqs:
-            raise PlanError(f"block_tables of shape {tables.shape} for {self.num_reqs} requests: one row a request")
+        if tables.ndim != 2 or len(tables) != self.num_reqs or tables.dtype != np.int32:
+            raise PlanError(
+                f"block_tables is {tables.dtype} of shape {tables.shape} for {self.num_reqs} requests: it is int32, "
+                "one row a request"
+            )
         if tables.size and tables.min() < 0:
             raise PlanError(f"block_tables holds {int(tables.min())}: block ids start at 0, the null block")
 
@@ -185,7 +191,8 @@ def pad_block_tables(rows: Sequence[Sequence[int]] | npt.ArrayLike) -> Int32Arra
         table = np.zeros((len(ids), max(map(len, ids), default=0)), np.int64)
         for row, blocks in zip(table, ids, strict=True):
             row[: len(blocks)] = blocks
-    top = max((int(row.max()) for row in ids if row.size), default=0)
-    if top > np.iinfo(np.int32).max:
-        raise PlanError(f"block id {top} does not fit int32: block tables are int32")
+    for row in ids:
+        outside = row[(row < 0) | (row > np.iinfo(np.int32).max)]
+        if outside.size:
+            raise PlanError(f"block_tables holds {int(outside[0])}: block ids are int32 and start at 0, the null block")
     return np.ascontiguousarray(table, np.int32)

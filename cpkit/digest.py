@@ -8,7 +8,7 @@ import numpy as np
 
 
 def digest(value: Any) -> str:
-    """16 hex digits over numbers, strings, arrays, and dataclasses or sequences of them.
+    """16 hex digits over whole numbers, strings, arrays, and dataclasses or sequences of them.
 
     Arrays count by shape and values (integers as little-endian int64), so that dtype widths of a platform play no part.
     """
@@ -18,10 +18,12 @@ def digest(value: Any) -> str:
 
 
 def _feed(update: Any, value: Any) -> None:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         update(f"a{value.shape}".encode())
         update(np.ascontiguousarray(value, "<i8").tobytes())
-    elif isinstance(value, bool | int | str | type(None) | np.integer):
+    elif isinstance(value, str):
+        update(f"s{len(value)}:{value};".encode())  # the length keeps a ";" inside from ending it
+    elif isinstance(value, bool | int | type(None) | np.integer):
         update(f"{'i' if isinstance(value, np.integer) else type(value).__name__[0]}{value};".encode())
     elif isinstance(value, list | tuple):
         update(f"({len(value)}".encode())
@@ -34,4 +36,5 @@ def _feed(update: Any, value: Any) -> None:
         for field in fields(value):
             _feed(update, getattr(value, field.name))
     else:
-        raise TypeError(f"no digest for {type(value).__name__}: plans hold numbers, strings, arrays and dataclasses")
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise TypeError(f"no digest for {kind}: plans hold whole numbers, strings, arrays of them and dataclasses")

@@ -37,6 +37,20 @@ class _Config:
             raise ConfigError(f"{self.name}: {field}={value!r} in the config: it is a list of whole numbers")
         return value
 
+    def indexer_types(self) -> dict[str, int] | None:
+        """Layers of each indexer type, from a list of types or of [type, count] runs; None without either."""
+        field = "indexer_types" if self.facts.get("indexer_types") is not None else "indexer_types_rle"
+        runs = self.facts.get(field)
+        if runs is None:
+            return None
+        counts: Counter[str] = Counter()
+        for run in runs if isinstance(runs, list) else [None]:
+            kind, count = run if isinstance(run, list) and len(run) == 2 else (run, 1)
+            if not isinstance(kind, str) or not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ConfigError(f"{self.name}: {field} holds {run!r}: it lists layer types, or [type, count] runs")
+            counts[kind] += count
+        return dict(counts)
+
     def index(self, ratio: int) -> Index:
         pool = self.facts.get("index_kpool", 1)
         topk, dim = self.size("index_topk"), self.size("index_head_dim")
@@ -85,14 +99,13 @@ def _mla(config: _Config, num_layers: int, *, runs_index: bool) -> Layer:
 def _dsa_layers(config: _Config) -> list[Layer]:
     """V3.2 and GLM-5: every layer has its indexer, or "shared" ones use the last "full" layer's selection again."""
     total = config.size("num_hidden_layers")
-    types = config.facts.get("indexer_types")
-    runs = config.facts.get("indexer_types_rle")
-    if types is None and runs is not None:
-        types = [kind for kind, count in runs for _ in range(count)]
-    full = total if types is None else types.count("full")
-    if types is not None and (len(types) != total or full + types.count("shared") != total):
-        raise ConfigError(f"{config.name}: indexer_types must name {total} layers, each full or shared")
-    return [_mla(config, full, runs_index=True), _mla(config, total - full, runs_index=False)]
+    counts = config.indexer_types()
+    if counts is None:
+        counts = {"full": total}
+    full, shared = counts.get("full", 0), counts.get("shared", 0)
+    if full + shared != total or sum(counts.values()) != total:
+        raise ConfigError(f"{config.name}: indexer_types names {counts}; it must name {total} layers, full or shared")
+    return [_mla(config, full, runs_index=True), _mla(config, shared, runs_index=False)]
 
 
 def _kpool_layers(config: _Config) -> list[Layer]:

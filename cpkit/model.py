@@ -51,6 +51,7 @@ class Model:
 
     @property
     def num_layers(self) -> int:
+        """Layers of all kinds together."""
         return sum(layer.num_layers for layer in self.layers)
 
     @cached_property
@@ -77,8 +78,8 @@ class Model:
         ratio = math.lcm(*self.slot_ratios) if self.slot_ratios else 1
         if topology.block_size % ratio:
             raise ConfigError(
-                f"block_size={topology.block_size} is not a multiple of {ratio}, the tokens that one key of {self.name} "
-                f"stands for: a block would end inside a state; use block_size {ratio} or {2 * ratio}"
+                f"block_size={topology.block_size} is not a multiple of {ratio}, the tokens that one key of "
+                f"{self.name} stands for: a block would end inside a state; use block_size {ratio} or {2 * ratio}"
             )
         if topology.dcp > 1 and topology.interleave % ratio:
             fit = [i for i in range(ratio, topology.block_size + 1, ratio) if topology.block_size % i == 0]
@@ -89,7 +90,7 @@ class Model:
             )
 
     def check_merge(self, topology: Topology) -> None:
-        """Refuse a world in which partial outputs cannot be merged: the heads merged must divide; raises ConfigError."""
+        """Refuse a world in which the heads of partial outputs do not divide over the ranks; raises ConfigError."""
         if topology.dcp == 1 or not self.slot_ratios:
             return
         heads = self.num_heads // topology.tp if topology.dcp == topology.pcp else self.num_heads
@@ -125,8 +126,8 @@ def model_from_config(config: dict[str, Any], name: str) -> Model:
 
     Raises ConfigError naming the field.
     """
-    config = config.get("config", config)
-    facts = config.get("text_config", config)
+    config = _section(config, "config", name)
+    facts = _section(config, "text_config", name)
     sizes = {}
     for field in ("hidden_size", "num_attention_heads", "max_position_embeddings"):
         value = facts.get(field)
@@ -142,3 +143,13 @@ def model_from_config(config: dict[str, Any], name: str) -> Model:
         max_model_len=sizes["max_position_embeddings"],
         layers=read_layers(facts, model_type, name),
     )
+
+
+def _section(config: dict[str, Any], field: str, name: str) -> dict[str, Any]:
+    """The fields below `field`, or those of the config itself where it has none."""
+    inner = config.get(field)
+    if inner is None:
+        return config
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{name}: {field}={inner!r} in the config: it is an object of fields")
+    return inner

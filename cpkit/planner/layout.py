@@ -70,4 +70,5 @@ def flat_tokens(segments: Segments, query_start: IntArray) -> IntArray:
     query_start: [num_reqs] int64, first flat token of each request.
     """
     first = np.repeat(query_start[segments.req] + segments.start, segments.count)
-    return first + np.repeat(segments.stride, segments.count) * spread(segments.count)
+    token: IntArray = first + np.repeat(segments.stride, segments.count) * spread(segments.count)
+    return token

@@ -148,7 +148,7 @@ def both(merge, *, own, keys, key_bytes, rows, row_bytes, heads, topk=0, queries
 
 @pytest.mark.parametrize("merge", ["ag_rs", "a2a"])
 def test_dcp_is_pcp(merge):
-    """tp=4, pcp=2, dcp=2: 256 prefill tokens a rank, 320 of 640 keys; a group holds one set of 32 or 16 heads, halved."""
+    """tp=4, pcp=2, dcp=2: 256 prefill tokens a rank, 320 of 640 keys; a group holds the same heads and halves them."""
     v32 = plan("deepseek-v3.2", merge, tp=4, pcp=2, dcp=2)
     sizes = {"keys": 320, "key_bytes": 132, "rows": 320, "row_bytes": 656, "topk": 2048}
     assert by_kind(v32) == {
