@@ -57,7 +57,9 @@ def chunk_plan() -> dict[str, Callable[[], Any]]:
     req, keys = np.zeros(1, np.int64), np.array([1 << 17])
     plans = {i: plan_gather(chunk, req, keys, dcp_size=8, interleave=i) for i in (1, 64)}
     return {
-        "global chunk plan, 1M tokens, dcp=8, as a plan": lambda: plan_gather(chunk, req, keys, dcp_size=8, interleave=1),
+        "global chunk plan, 1M tokens, dcp=8, as a plan": lambda: plan_gather(
+            chunk, req, keys, dcp_size=8, interleave=1
+        ),
         "the same materialised, interleave=1": plans[1].deinterleave_idx,
         "the same materialised, interleave=64": plans[64].deinterleave_idx,
     }

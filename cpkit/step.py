@@ -16,7 +16,8 @@ from cpkit.errors import ConfigError, PlanError
 from cpkit.model import Model
 from cpkit.planner.chunks import Chunk, split_chunks, widen
 from cpkit.planner.collectives import StepCollectives, StepShape, list_collectives
-from cpkit.planner.gather import GatherPlan, plan_gather, regions
+from cpkit.planner.gather import GatherPlan, plan_gather
+from cpkit.planner.order import request_row_bounds
 from cpkit.planner.partition import REPLICATED, STRATEGIES, Partition, partition_queries
 from cpkit.planner.rows import Rows, rank_rows
 from cpkit.planner.shard import Shards, shard_keys
@@ -101,9 +102,9 @@ def plan_step(
 ) -> StepPlan:
     """Plan one step of one replica (pcp * tp ranks).
 
-    rank: one rank, several, or None for all ranks of the first replica. partition: head_tail, head_tail_even, contiguous
-    or round_robin. merge: ag_rs or a2a. shard_decode_requests: deal decodes out over the PCP ranks instead of
-    replicating them; by default exactly when pcp > 1 and dcp = 1.
+    rank: one rank, several, or None for all ranks of the first replica. partition: head_tail, head_tail_even,
+    contiguous or round_robin. merge: ag_rs or a2a. shard_decode_requests: deal decodes out over the PCP ranks instead
+    of replicating them; by default exactly when pcp > 1 and dcp = 1.
     Raises ConfigError for settings, PlanError for a batch or budget that cannot be planned.
     """
     model.check(topology)
@@ -150,7 +151,7 @@ def wanted_ranks(topology: Topology, rank: int | Sequence[int] | None) -> list[i
     """Ranks to plan: those asked for, or all of the first replica."""
     if rank is None:
         return list(range(topology.replica_size))
-    ranks = [rank] if isinstance(rank, int) else list(rank)
+    ranks = [int(rank)] if isinstance(rank, int | np.integer) else list(rank)
     if not ranks:
         raise PlanError("no ranks to plan: name at least one, or None for all")
     for one in ranks:
@@ -197,10 +198,10 @@ class _Stage:
             return ()
         dcp, turn = self.topology.dcp, max(1, self.topology.interleave // ratio)
         together = self.topology.pcp > 1 and dcp > 1
-        first_row = regions(req)[0] if together else np.arange(len(req))
+        bounds = request_row_bounds(req) if together else np.arange(len(req) + 1)
         if together:
-            query_lens = self.queries.largest_share()[req[first_row]]
-            context_keys = self.shards[ratio].shard_keys[req[first_row]] * dcp
+            query_lens = self.queries.largest_share()[req[bounds[:-1]]]
+            context_keys = self.shards[ratio].shard_keys[req[bounds[:-1]]] * dcp
         else:
             query_lens, context_keys = rows.num_tokens[prefill], rows.seq_lens[prefill] // ratio
         chunks = split_chunks(
@@ -210,12 +211,12 @@ class _Stage:
             max_logits=self.budget.logits,
             span_unit=dcp * turn if dcp > 1 else 1,
         )
-        return tuple(chunk for chunk in widen(chunks, first_row, len(req)) if chunk.num_keys)
+        return tuple(chunk for chunk in widen(chunks, bounds) if chunk.num_keys)
 
     def gathers(self, rows: Rows, chunks: dict[int, tuple[Chunk, ...]]) -> dict[int, tuple[GatherPlan, ...]]:
         """The gather of each chunk, where keys are gathered at all."""
         if self.topology.pcp == 1 or self.topology.dcp == 1:
-            return {ratio: () for ratio in chunks}
+            return dict.fromkeys(chunks, ())
         req = rows.req[rows.num_decodes :]
         return {
             ratio: tuple(

@@ -63,6 +63,7 @@ class Topology:
 
     @property
     def world_size(self) -> int:
+        """Ranks in all."""
         return self.dp * self.pp * self.replica_size
 
     @property

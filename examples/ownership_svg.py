@@ -35,7 +35,7 @@ def svg(plan: StepPlan) -> str:
         stored[stored_keys(plan, rank, ratio=1).key] = rank.dcp_rank
     width, height = LEFT + TOKENS * CELL + 20, 330
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         text(16, 26, f"One prefill of {TOKENS} tokens: tp=2, pcp=2, dcp=4, interleave=2", size=16, weight="bold"),
         text(LEFT, TOP - 8, "position 0"),
@@ -50,8 +50,8 @@ def svg(plan: StepPlan) -> str:
         bar = pairs * TOKENS * CELL / work.sum()
         out.append(f'<rect x="{LEFT}" y="{y}" width="{bar:.1f}" height="22" fill="{COLOURS[rank]}"/>')
         out.append(text(LEFT + bar + 8, y + 16, f"PCP rank {rank}: {pairs}"))
-    out.append(text(16, TOP + 232, "Head and tail pieces give every PCP rank the same causal work; keys are dealt out to"))
-    out.append(text(16, TOP + 250, "the DCP ranks in turns of two, so no rank holds a whole context."))
+    out.append(text(16, TOP + 232, "Head and tail pieces give every PCP rank the same causal work; keys are dealt"))
+    out.append(text(16, TOP + 250, "out to the DCP ranks in turns of two, so no rank holds a whole context."))
     return "\n".join([*out, "</svg>"])
 
 

@@ -117,7 +117,7 @@ def split_pcp_dcp_prefill_chunks(
         max_logits=max_logits_bytes // 4,
         span_unit=None,
     )
-    return _slices(widen(chunks, first, int(bounds[-1])), request_offset)
+    return _slices(widen(chunks, bounds), request_offset)
 
 
 def _slices(chunks: list[Chunk], offset: int) -> list[tuple[slice, slice]]:

@@ -135,7 +135,7 @@ def _cut(
         )
 
 
-def widen(chunks: list[Chunk], first_row: IntArray, num_rows: int) -> list[Chunk]:
-    """Chunks over requests as chunks over rows: request i is rows first_row[i] .. first_row[i + 1] of num_rows."""
-    bounds = [*first_row.tolist(), num_rows]
+def widen(chunks: list[Chunk], row_bounds: IntArray) -> list[Chunk]:
+    """Chunks over requests as chunks over rows: request i is rows row_bounds[i] .. row_bounds[i + 1]."""
+    bounds = row_bounds.tolist()
     return [replace(chunk, row_start=bounds[chunk.row_start], row_stop=bounds[chunk.row_stop]) for chunk in chunks]

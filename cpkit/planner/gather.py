@@ -16,6 +16,7 @@ from cpkit.arrays import IntArray, freeze, prefix_sum, seal
 from cpkit.errors import PlanError
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.interleave import split_position
+from cpkit.planner.order import request_row_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +87,9 @@ def plan_gather(
     request are adjacent and agree, else PlanError. interleave in keys. A request without keys has an empty region.
     """
     rows = slice(chunk.row_start, chunk.row_stop)
-    first_row, row_region = regions(row_req[rows])
-    shard_keys = row_shard_keys[rows][first_row]
+    bounds = request_row_bounds(row_req[rows])
+    row_region = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    shard_keys = row_shard_keys[rows][bounds[:-1]]
     other = np.flatnonzero(shard_keys[row_region] != row_shard_keys[rows])
     if other.size:
         bad = int(other[0]) + chunk.row_start
@@ -100,16 +102,3 @@ def plan_gather(
         shard_keys = np.minimum(shard_keys, -(-chunk.key_stop // dcp_size)) - first_local
     return GatherPlan(dcp_size, interleave, first_local, freeze(shard_keys), seal(row_region))
 
-
-def regions(row_req: IntArray) -> tuple[IntArray, IntArray]:
-    """First row of each run of adjacent rows of one request, and each row's run: [runs] and [rows] int64.
-
-    Raises PlanError when a request's rows are not adjacent.
-    """
-    starts = np.ones(len(row_req), np.bool_)
-    starts[1:] = row_req[1:] != row_req[:-1]
-    first_row = starts.nonzero()[0]
-    reqs = row_req[first_row]
-    if (reqs[1:] <= reqs[:-1]).any() and len(np.unique(reqs)) != len(reqs):
-        raise PlanError(f"rows of requests {row_req.tolist()}: the rows of one request must be adjacent")
-    return first_row, np.cumsum(starts) - 1

@@ -72,11 +72,16 @@ def request_row_bounds(req_idx: IntArray) -> IntArray:
     """
     if not len(req_idx):
         raise PlanError("no rows: a batch without work keeps one zero-token row")
-    starts = np.flatnonzero(np.diff(req_idx, prepend=req_idx[0] - 1))
-    heads = req_idx[starts]
+    ends = np.append(req_idx[1:] != req_idx[:-1], True).nonzero()[0]
+    heads = req_idx[ends]
+    if (heads[1:] <= heads[:-1]).any():
+        _check_adjacent(req_idx, heads)
+    return np.concatenate([[0], ends + 1])
+
+
+def _check_adjacent(req_idx: IntArray, heads: IntArray) -> None:
     ids, counts = np.unique(heads, return_counts=True)
     if len(ids) != len(heads):
         req = int(ids[counts > 1][0])
         rows = np.flatnonzero(req_idx == req).tolist()
         raise PlanError(f"request {req} has rows {rows}: the rows of one request are adjacent")
-    return np.append(starts, len(req_idx))

@@ -16,6 +16,7 @@ import numpy as np
 
 from cpkit.arrays import BoolArray, IntArray, freeze, prefix_sum, seal, spread
 from cpkit.batch import Batch
+from cpkit.planner.order import split_decodes_and_prefills
 from cpkit.planner.partition import Segments
 
 
@@ -72,10 +73,12 @@ def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_
     start_pos = batch.num_computed[segments.req] + segments.start
     seq_lens = start_pos + segments.stride * (segments.count - 1) + 1
     is_prefilling = start_pos < batch.prompt_lens[segments.req]
-    prefill = segments.count > decode_threshold
-    if split_extends:
-        prefill |= batch.is_prefilling[segments.req]
-    first = int(np.argmax(prefill)) if prefill.any() else len(prefill)
+    split = split_decodes_and_prefills(
+        segments.count,
+        batch.is_prefilling[segments.req],
+        threshold=decode_threshold,
+        treat_short_extends_as_decodes=not split_extends,
+    )
     return Rows(
         req=segments.req,
         start_pos=seal(start_pos),
@@ -84,7 +87,7 @@ def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_
         seq_lens=seal(seq_lens),
         is_prefilling=seal(is_prefilling),
         query_start_loc=seal(prefix_sum(segments.count)),
-        num_decodes=first,
+        num_decodes=split.num_decodes,
     )
 
 

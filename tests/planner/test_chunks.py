@@ -141,6 +141,6 @@ def test_budget_below_one_turn_is_refused(workspace, max_logits):
 def test_widened_chunks_cover_all_rows_of_their_requests():
     # three requests with 2, 1 and 2 rows
     chunks = split([4, 1, 4], [5, 5, 5], 10, 100)
-    wide = widen(chunks, np.array([0, 2, 3]), 5)
+    wide = widen(chunks, np.array([0, 2, 3, 5]))
     assert [(chunk.row_start, chunk.row_stop) for chunk in wide] == [(0, 3), (3, 5)]
     assert [chunk.num_queries for chunk in wide] == [5, 4]

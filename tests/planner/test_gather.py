@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpkit.errors import PlanError
 from cpkit.planner.chunks import Chunk
-from cpkit.planner.gather import GatherPlan, plan_gather, regions
+from cpkit.planner.gather import GatherPlan, plan_gather
 from tests.oracles import deal
 from tests.planner_oracles import gathered_places
 
@@ -103,21 +103,3 @@ def test_far_span_keeps_64_bits():
 def test_rows_of_one_request_must_agree():
     with pytest.raises(PlanError, match=r"row 3 of request 9: largest shard 4 keys, .*belongs to the whole request"):
         plan_gather(chunk_of(1, 4), np.array([4, 7, 9, 9]), np.array([1, 5, 3, 4]), dcp_size=2, interleave=1)
-
-
-def test_rows_of_one_request_must_be_adjacent():
-    with pytest.raises(PlanError, match=r"\[4, 7, 4\].*adjacent"):
-        regions(np.array([4, 7, 4]))
-
-
-@pytest.mark.parametrize(
-    ("row_req", "first_row", "row_region"),
-    [
-        pytest.param([], [], [], id="no-rows"),
-        pytest.param([5], [0], [0], id="one-row"),
-        pytest.param([4, 4, 7, 9, 9], [0, 2, 3], [0, 0, 1, 2, 2], id="runs"),
-    ],
-)
-def test_regions(row_req, first_row, row_region):
-    first, region = regions(np.array(row_req, np.int64))
-    assert (first.tolist(), region.tolist()) == (first_row, row_region)
