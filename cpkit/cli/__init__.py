@@ -1,0 +1,1 @@
+"""The command line: one file a command. Parsing needs the standard library alone, so that --help is immediate."""

@@ -1,0 +1,73 @@
+"""The command `cpkit`: its parser, its exit codes, and who runs what.
+
+exit code   0 done    1 a promise was violated    2 bad usage or input, one line on stderr    130 interrupted
+A reader that closes the pipe early (`cpkit plan ... | head -1`) ends the output quietly and changes no exit code.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import cpkit
+from cpkit.cli import plan, simulate
+from cpkit.cli.output import silence
+from cpkit.cli.parser import Parser
+from cpkit.errors import ConfigError, InputError, PlanError
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+EPILOG = """\
+a first look:
+  cpkit plan -tp 2 -pcp 2 -dcp 4 --seq-lens 10,9 --query-lens 1,7
+  cpkit simulate examples/data/conversation_excerpt.jsonl.gz -tp 4 -pcp 2 -dcp 8 --steps 500
+
+exit codes: 0 done, 1 a promise was violated, 2 bad usage or input, 130 interrupted
+`cpkit COMMAND --help` explains every flag and its default.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return 0
+    except KeyboardInterrupt:
+        print("cpkit: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    args: argparse.Namespace | None = None
+    try:
+        args = make_parser().parse_args(argv)
+        code: int = args.run(args)
+        return code
+    except SystemExit as stop:  # argparse has printed its help or its error
+        return stop.code if isinstance(stop.code, int) else USAGE_ERROR
+    except (ConfigError, PlanError, InputError) as error:
+        reason = str(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = f"{error.filename or 'output'}: {error.strerror or error}"
+    command = f"cpkit {args.command}" if args else "cpkit"
+    print(f"{command}: error: {' '.join(reason.split())}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def make_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(
+        prog="cpkit",
+        description="Plan, simulate and check context parallelism for sparse-attention inference, without a GPU.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"cpkit {cpkit.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    plan.add_command(commands)
+    simulate.add_command(commands)
+    return parser

@@ -1,0 +1,36 @@
+"""Writing results: to stdout, which may close early, and to files."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def emit(text: str) -> None:
+    """Print to stdout; if its reader has gone, quietly stop writing there, so that the exit code stays what it is."""
+    try:
+        print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Point a stream whose reader has gone at nothing, so that Python's own last flush does not complain."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def json_text(data: Any) -> str:
+    """JSON as all tools read it: NaN and infinity do not occur."""
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def write_json(path: str, data: Any) -> None:
+    """Write JSON to a file, or to stdout for '-'."""
+    if path == "-":
+        emit(json_text(data))
+    else:
+        Path(path).write_text(json_text(data) + "\n", encoding="utf-8")

@@ -1,0 +1,63 @@
+"""How many KV blocks a chip has room for, and the sentence that says why."""
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from cpkit.errors import ConfigError
+from cpkit.model import Model
+from cpkit.topology import Topology
+
+DEFAULT_WEIGHT_SHARE = 0.5
+"""Of a chip's memory: what weights are assumed to take where nothing is said."""
+
+MAX_BLOCKS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """num_blocks: block ids, the null block included; source: where the number comes from, for the report."""
+
+    num_blocks: int
+    source: str
+
+
+def chips() -> dict[str, Any]:
+    """The shipped chip facts by name."""
+    text = (resources.files("cpkit") / "data" / "chips.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)["chips"]
+    return found
+
+
+def default_pool(
+    model: Model, topology: Topology, *, chip: str, weights_gb: float | None, utilization: float
+) -> PoolSize:
+    """KV blocks that fit: (memory * utilization - weights) / bytes of a block on one rank. GB are 10^9 bytes.
+
+    A block holds block_size tokens of a rank's share of the layers (num_layers / pp, rounded up). Windows and other
+    replicated caches, which do not grow with the context, are left to what utilization spares.
+    weights_gb: of one rank; None: half the chip's memory. Raises ConfigError when no block fits.
+    """
+    known = chips()
+    if chip not in known:
+        raise ConfigError(f"unknown chip {chip!r}: use one of {', '.join(known)}, or give --num-kv-blocks")
+    memory_gb = float(known[chip]["hbm_capacity_gb"]["value"])
+    stated = "as stated"
+    if weights_gb is None:
+        weights_gb, stated = DEFAULT_WEIGHT_SHARE * memory_gb, "assumed half the chip, see --weights-gb"
+    block_bytes = topology.block_size * model.kv_bytes() / topology.pp
+    room = 1e9 * (memory_gb * utilization - weights_gb)
+    if block_bytes <= 0:
+        raise ConfigError(f"{model.name} keeps no paged KV: give --num-kv-blocks")
+    num_blocks = min(int(room / block_bytes), MAX_BLOCKS)
+    if num_blocks < 2:
+        raise ConfigError(
+            f"no room for KV on {chip}: {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights; "
+            "lower --weights-gb, or give --num-kv-blocks"
+        )
+    source = (
+        f"{chip}, {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights ({stated}), "
+        f"at {block_bytes / 1e6:.2f} MB"
+    )
+    return PoolSize(num_blocks, source)

@@ -1,0 +1,38 @@
+"""One line on a terminal that says how far a replay has come."""
+
+import sys
+from time import monotonic
+
+from cpkit.simulate import Progress
+
+EVERY_S = 0.2
+
+
+class ProgressLine:
+    """Redrawn in place on stderr; nothing at all where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._next = 0.0
+
+    def show(self, progress: Progress) -> None:
+        """Draw the line, at most a few times a second."""
+        if self._shown and monotonic() >= self._next:
+            self._next = monotonic() + EVERY_S
+            print(f"\r{progress_text(progress)}\033[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away before a report."""
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def progress_text(progress: Progress) -> str:
+    """Steps, requests, rate and time to go.  step 1,200   310/4,000 requests   95 steps/s   2:05 to go"""
+    rate = progress.num_steps / progress.elapsed_s if progress.elapsed_s else 0.0
+    left_s = progress.elapsed_s * (1 / progress.fraction - 1) if progress.fraction else 0.0
+    to_go = f"   {int(left_s) // 60}:{int(left_s) % 60:02} to go" if progress.fraction else ""
+    return (
+        f"step {progress.num_steps:,}   {progress.num_done:,}/{progress.num_requests:,} requests   "
+        f"{rate:,.0f} steps/s{to_go}"
+    )

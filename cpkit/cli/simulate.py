@@ -1,0 +1,198 @@
+"""`cpkit simulate`: a trace, replayed and planned for every rank, with every promise checked."""
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, read_settings
+from cpkit.cli.output import emit, write_json
+from cpkit.cli.parser import positive_number, whole_number
+from cpkit.cli.pool import PoolSize, default_pool
+from cpkit.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from cpkit.settings import StepSettings
+    from cpkit.simulation import ReplaySettings, Simulation
+
+VIOLATED, INTERRUPTED = 1, 130
+MAX_PROCESSES = 8
+
+DESCRIPTION = """\
+Replay a request trace through a continuous-batching scheduler. Every step is planned for every rank of one replica,
+each on its own, and the plans are checked together: every token computed once, every key stored once, all ranks in
+agreement, no budget exceeded.
+"""
+
+EPILOG = """\
+examples:
+  500 steps of the example trace on 8 ranks:
+    cpkit simulate examples/data/conversation_excerpt.jsonl.gz -tp 4 -pcp 2 -dcp 8 --steps 500
+
+  another world and chip, every tenth step checked, figures for a script on stdout:
+    cpkit simulate trace.csv --model glm-5 -tp 8 -pcp 4 -dcp 32 --chip b200 --weights-gb 40 --check every:10 --json -
+
+The trace is told by its content, gzip or not: Mooncake or Bailian JSONL, Azure CSV, agentic sessions, ServeGen
+clients, or CSV with arrived_at,num_prefill_tokens,num_decode_tokens.
+exit codes: 0 all promises kept, 1 a promise was violated (the step is saved for `cpkit plan`), 2 bad usage or input,
+130 interrupted (with a report of the steps so far).
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `simulate` to the parser."""
+    parser = commands.add_parser(
+        "simulate", help="replay a trace and check every plan", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("trace", metavar="TRACE", help="a trace file")
+    add_engine_flags(parser)
+    pool = parser.add_argument_group("KV pool")
+    pool.add_argument(
+        "--num-kv-blocks",
+        type=whole_number,
+        metavar="N",
+        help="block ids of a rank, block 0 included (default: what fits)",
+    )
+    pool.add_argument("--chip", default="h200", help="chip whose memory is filled (default: %(default)s)")
+    pool.add_argument(
+        "--weights-gb",
+        type=positive_number,
+        metavar="GB",
+        help="GB (10^9) of weights on each rank (default: half the chip's memory)",
+    )
+    pool.add_argument(
+        "--gpu-memory-utilization",
+        type=positive_number,
+        default=0.9,
+        metavar="SHARE",
+        help="share of the memory for weights and KV (default: 0.9)",
+    )
+    replay = parser.add_argument_group("replay")
+    replay.add_argument(
+        "--seed", type=whole_number, default=0, metavar="N", help="of sampling and draft acceptance (default: 0)"
+    )
+    replay.add_argument(
+        "--steps", type=whole_number, metavar="N", help="stop after this many steps (default: the whole trace)"
+    )
+    replay.add_argument(
+        "--check", type=check_every, default=1, metavar="all|none|every:K", help="steps to check (default: all)"
+    )
+    replay.add_argument("--strict", action="store_true", help="exit with 2 when a request is refused")
+    replay.add_argument(
+        "--skip-bad", action="store_true", help="count malformed lines instead of stopping at the first"
+    )
+    replay.add_argument(
+        "--acceptance-rate",
+        type=float,
+        default=0.7,
+        metavar="P",
+        help="chance that a draft token is kept after those before it (default: 0.7)",
+    )
+    replay.add_argument(
+        "--processes",
+        type=whole_number,
+        metavar="N",
+        help=f"that plan and check; no figure but time depends on it (default: one a core, at most {MAX_PROCESSES})",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - prints them and nothing else")
+    output.add_argument(
+        "--save-violation",
+        default="violation.json",
+        metavar="FILE",
+        help="where the first step that breaks a promise goes (default: %(default)s)",
+    )
+
+
+def check_every(text: str) -> int:
+    """all -> 1, none -> 0, every:K -> K."""
+    if text in ("all", "none"):
+        return int(text == "all")
+    word, _, every = text.partition(":")
+    if word != "every" or not every.isdecimal() or int(every) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of all, none, every:K with K of at least 1")
+    return int(every)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, report; returns the exit code."""
+    from cpkit.cli.progress import ProgressLine
+    from cpkit.report.simulate_report import simulate_report
+    from cpkit.simulate import check_merge, simulate
+    from cpkit.workload.traces import read_trace
+
+    settings = read_settings(args)
+    pool = _pool(args, settings)
+    replay = read_replay(args, settings, pool)
+    trace = read_trace(args.trace, seed=args.seed, skip_bad=args.skip_bad)
+    check_merge(trace, settings)
+    line = ProgressLine()
+    try:
+        simulation = simulate(trace, settings, replay, on_progress=line.show)
+    finally:
+        line.clear()
+    if args.json is not None:
+        write_json(args.json, {**simulation.to_json(), "kv_pool_source": pool.source})
+    if args.json != "-":
+        emit(simulate_report(simulation, pool.source))
+    return _exit_code(args, settings, simulation)
+
+
+def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSize) -> "ReplaySettings":
+    """The replay that the flags describe; raises ConfigError."""
+    from cpkit.simulation import ReplaySettings
+
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: it is not negative")
+    if args.steps is not None and args.steps < 1:
+        raise ConfigError(f"--steps {args.steps}: it is at least 1")
+    processes = args.processes
+    if processes is None:
+        processes = min(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MAX_PROCESSES
+        )
+    if not 1 <= processes <= 256:
+        raise ConfigError(f"--processes {processes}: from 1 to 256")
+    return ReplaySettings(
+        num_kv_blocks=pool.num_blocks,
+        max_model_len=max_model_len(args, settings.model),
+        seed=args.seed,
+        acceptance_rate=args.acceptance_rate,
+        max_steps=args.steps,
+        check_every=args.check,
+        processes=processes,
+    )
+
+
+def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:
+    if args.num_kv_blocks is not None:
+        return PoolSize(args.num_kv_blocks, "from --num-kv-blocks")
+    return default_pool(
+        settings.model,
+        settings.topology,
+        chip=args.chip,
+        weights_gb=args.weights_gb,
+        utilization=args.gpu_memory_utilization,
+    )
+
+
+def _exit_code(args: argparse.Namespace, settings: "StepSettings", simulation: "Simulation") -> int:
+    """Say on stderr what went wrong, worst first, save the broken step, and turn it into a number."""
+    if simulation.broken:
+        step = simulation.broken[0]
+        path = Path(args.save_violation)
+        step.batch.save(path)
+        for violation in step.violations:
+            print(f"violation in step {step.index}: {violation}", file=sys.stderr)
+        print(f"step {step.index} is saved as {path}; look at it with", file=sys.stderr)
+        print(f"  cpkit plan {shlex.quote(str(path))} {engine_flags(args, settings)}", file=sys.stderr)
+        return VIOLATED
+    if not simulation.complete:
+        return INTERRUPTED
+    if args.strict and simulation.stats.num_refused:
+        reasons = "; ".join(f"{number:,}: {reason}" for reason, number in simulation.stats.refused.items())
+        raise InputError(f"--strict, and {simulation.stats.num_refused:,} requests were refused ({reasons})")
+    return 0

@@ -1,0 +1,158 @@
+"""A replay as text, for the engineer who will choose the sizes."""
+
+from cpkit.report.table import count, indent, plural, share, size, table
+from cpkit.simulation import Quantiles, Simulation
+
+BALANCE_NAMES = {
+    "tokens": "query tokens",
+    "causal_work": "causal work (query x key pairs)",
+    "stored_keys": "keys stored",
+}
+MAX_VIOLATIONS = 5
+
+
+def simulate_report(simulation: Simulation, pool_source: str) -> str:
+    """The whole report; pool_source says where the number of KV blocks comes from."""
+    lines = [
+        *_setting(simulation, pool_source),
+        "",
+        *_replay(simulation),
+        "",
+        *_promises(simulation),
+        "",
+        *_balance(simulation),
+        "",
+        *_traffic(simulation),
+        "",
+        *_peaks(simulation),
+        "",
+        *_planner(simulation),
+    ]
+    return "\n".join(lines)
+
+
+def _setting(simulation: Simulation, pool_source: str) -> list[str]:
+    settings, replay = simulation.settings, simulation.replay
+    topology, budget = settings.topology, settings.budget
+    sizes = [f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp") if getattr(topology, axis) > 1]
+    sizes += [f"{axis}={getattr(topology, axis)}" for axis in ("tp", "pcp", "dcp")]
+    replicas = f" (this trace on one of {topology.dp} replicas)" if topology.dp > 1 else ""
+    drafts = f", {budget.num_speculative_tokens} draft tokens" if budget.num_speculative_tokens else ""
+    partition = settings.partition.replace("_", "-") if topology.pcp > 1 else "none (pcp=1)"
+    merge = settings.merge if topology.dcp > 1 else "none (dcp=1)"
+    lines = [
+        f"Trace     {simulation.trace.name} ({simulation.trace.format}), seed {replay.seed}",
+        f"World     {settings.model.name}, {' '.join(sizes)}: {plural(simulation.num_ranks, 'rank')}{replicas}; "
+        f"interleave {topology.interleave}, block {topology.block_size}",
+        f"Choices   partition {partition}, merge {merge}",
+        f"Limits    {budget.max_num_batched_tokens:,} tokens and {budget.max_num_seqs:,} requests a step{drafts}, "
+        f"{replay.max_model_len:,} tokens a request",
+        f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens; {pool_source}",
+    ]
+    return lines + [f"Note      {note}" for note in simulation.trace.notes]
+
+
+def _replay(simulation: Simulation) -> list[str]:
+    stats = simulation.stats
+    requests = len(simulation.trace.requests)
+    unfinished = requests - stats.num_finished - stats.num_refused
+    left = f", {unfinished:,} not finished" if unfinished else ""
+    prefill = simulation.num_tokens - simulation.num_decode_tokens
+    lines = ["Replay" if simulation.complete else "Replay, INTERRUPTED: all figures are of the steps so far"]
+    rows = [
+        ["requests", f"{requests:,}: {stats.num_finished:,} finished, {stats.num_refused:,} refused{left}"],
+        *[["", f"  {number:,} refused: {reason}"] for reason, number in stats.refused.items()],
+        ["steps", f"{simulation.num_steps:,} in {stats.elapsed_s:,.1f} s of simulated time"],
+        ["tokens", f"{simulation.num_tokens:,}: {prefill:,} of prompts, {simulation.num_decode_tokens:,} of decodes"],
+        [
+            "prefix hits",
+            f"{share(stats.prefix_hit_tokens, stats.prompt_tokens)} of {stats.prompt_tokens:,} prompt tokens",
+        ],
+        ["preemptions", count(stats.num_preemptions)],
+    ]
+    if simulation.trace.num_skipped:
+        rows.insert(1, ["", f"  {simulation.trace.num_skipped:,} malformed lines skipped"])
+    return lines + indent(table(["", ""], rows, "ll")[1:])
+
+
+def _promises(simulation: Simulation) -> list[str]:
+    checked = (
+        f"{simulation.num_checked:,} of {simulation.num_steps:,} steps checked on all {simulation.num_ranks:,} ranks"
+    )
+    lines = [
+        f"Promises  {plural(simulation.num_violations, 'violation')}; {checked}",
+    ]
+    if not simulation.num_violations:
+        return [
+            *lines,
+            "  cover    every query token computed once, every key stored once in a slot of its own",
+            "  agree    all ranks derive the same chunks, padded sizes and collectives",
+            "  bounded  tokens, requests, workspace and logits within their limits",
+        ]
+    shown = [(step.index, violation) for step in simulation.broken for violation in step.violations]
+    lines += [f"  step {index}: {violation}" for index, violation in shown[:MAX_VIOLATIONS]]
+    if simulation.num_violations > MAX_VIOLATIONS:
+        lines.append(
+            f"  ... {simulation.num_violations - MAX_VIOLATIONS:,} more in {plural(simulation.num_broken, 'step')}"
+        )
+    return lines
+
+
+def _balance(simulation: Simulation) -> list[str]:
+    rows = [[BALANCE_NAMES[name], *_ratios(quantiles)] for name, quantiles in simulation.balance.items()]
+    title = "Balance over ranks, largest / mean in each step (1.000 is even)"
+    return [title, *indent(table(["", "p50", "p99"], rows, "lrr"))]
+
+
+def _ratios(quantiles: Quantiles) -> list[str]:
+    return [f"{quantiles.p50:.3f}", f"{quantiles.p99:.3f}"]
+
+
+def _traffic(simulation: Simulation) -> list[str]:
+    steps = max(simulation.num_steps, 1)
+    rows = [
+        [
+            f"{op} over {group}",
+            count(total.calls),
+            size(total.bytes),
+            count(round(total.calls / steps)),
+            size(total.bytes / steps),
+        ]
+        for (op, group), total in simulation.traffic.items()
+    ]
+    if not rows:
+        return ["Collectives: none"]
+    header = ["", "calls", "bytes", "calls a step", "bytes a step"]
+    return ["Collectives, what one rank puts in", *indent(table(header, rows, "lrrrr"))]
+
+
+def _peaks(simulation: Simulation) -> list[str]:
+    peaks, budget, replay = simulation.peaks, simulation.settings.budget, simulation.replay
+    usable = replay.num_kv_blocks - 1
+    rows = [
+        ["KV blocks held", count(peaks.kv_blocks), count(usable), share(peaks.kv_blocks, usable)],
+        [
+            "workspace tokens",
+            count(peaks.workspace_tokens),
+            count(budget.workspace_tokens),
+            share(peaks.workspace_tokens, budget.workspace_tokens),
+        ],
+        [
+            "indexer logits",
+            size(peaks.logits_bytes),
+            size(budget.logits_bytes),
+            share(peaks.logits_bytes, budget.logits_bytes),
+        ],
+    ]
+    return ["Peaks", *indent(table(["", "peak", "limit", "of limit"], rows, "lrrr"))]
+
+
+def _planner(simulation: Simulation) -> list[str]:
+    one, every = simulation.planner_us, simulation.planner_all_us
+    rows = [
+        ["one rank", f"{one.p50:,.0f} us", f"{one.p99:,.0f} us"],
+        [f"all {simulation.num_ranks:,} ranks", f"{every.p50:,.0f} us", f"{every.p99:,.0f} us"],
+    ]
+    rate = simulation.num_steps / simulation.wall_s if simulation.wall_s else 0.0
+    took = f"  the whole replay took {simulation.wall_s:,.1f} s ({rate:,.0f} steps/s)"
+    return ["Planner, time a step", *indent(table(["", "p50", "p99"], rows, "lrr")), took]

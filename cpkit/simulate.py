@@ -1,0 +1,156 @@
+"""Replay a trace through a scheduler, plan every step for every rank, check the plans: the loop, without any printing.
+
+    trace -> Scheduler -> batch -> plan for rank 0, 1, ... each on its own -> check -> record -> Simulation
+
+The schedule does not depend on the plans, so other processes can plan steps while the scheduler goes on. Records are kept
+in step order: the result is the same for any number of processes.
+"""
+
+import multiprocessing
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from time import perf_counter
+
+from cpkit.batch import Batch
+from cpkit.settings import StepSettings
+from cpkit.simulation import ReplaySettings, Simulation, summarise
+from cpkit.step_record import StepRecord, record_step
+from cpkit.workload.request import Trace
+from cpkit.workload.scheduler import Scheduler
+from cpkit.workload.stats import ReplayStats
+
+LOT_PLANS = 256
+"""Plans of a lot, about: a fraction of a second of work, so that an interrupt loses little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a replay has come: steps planned; requests finished or refused, of all; seconds since the start."""
+
+    num_steps: int
+    num_done: int
+    num_requests: int
+    max_steps: int | None
+    elapsed_s: float
+
+    @property
+    def fraction(self) -> float:
+        """Share of the whole, by requests or by steps, whichever ends first."""
+        by_requests = self.num_done / self.num_requests
+        return by_requests if self.max_steps is None else max(by_requests, self.num_steps / self.max_steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lot:
+    """Neighbouring steps as (index, batch), and the scheduler's counts behind the last of them."""
+
+    steps: tuple[tuple[int, Batch], ...]
+    stats: ReplayStats
+
+
+def simulate(
+    trace: Trace,
+    settings: StepSettings,
+    replay: ReplaySettings,
+    *,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Simulation:
+    """Replay a trace to its end, or to replay.max_steps; an interrupt (Ctrl-C) ends it early with what there is.
+
+    Raises ConfigError for settings that cannot work with this trace, before the first step, and PlanError for a step
+    that no plan can fit into the budget.
+    """
+    check_merge(trace, settings)
+    start = perf_counter()
+    scheduler = Scheduler(
+        trace,
+        settings.topology,
+        settings.budget,
+        num_kv_blocks=replay.num_kv_blocks,
+        max_model_len=replay.max_model_len,
+        acceptance_rate=replay.acceptance_rate,
+        seed=replay.seed,
+    )
+    stats = scheduler.stats
+    records: list[StepRecord] = []
+    complete = False
+    with suppress(KeyboardInterrupt):
+        for lot, lot_records in planned(lots(scheduler, settings, replay.max_steps), settings, replay):
+            records.extend(lot_records)
+            stats = lot.stats
+            num_done = stats.num_finished + stats.num_refused
+            elapsed_s = perf_counter() - start
+            on_progress(Progress(len(records), num_done, len(trace.requests), replay.max_steps, elapsed_s))
+        stats = scheduler.stats  # requests behind the last step may have been refused since
+        complete = True
+    wall_s = perf_counter() - start
+    return summarise(trace, settings, replay, records, stats, wall_s=wall_s, complete=complete)
+
+
+def check_merge(trace: Trace, settings: StepSettings) -> None:
+    """Refuse, before any step, a world that cannot merge what this trace will ask it to merge; raises ConfigError.
+
+    Under DCP alone every row is merged; with PCP only decodes are, so a trace of prefills can run.
+    """
+    if settings.topology.pcp == 1 or any(request.output_len > 1 for request in trace.requests):
+        settings.model.check_merge(settings.topology)
+
+
+def lots(scheduler: Scheduler, settings: StepSettings, max_steps: int | None) -> Iterator[Lot]:
+    """The steps of a replay, several at a time where planning one is quick."""
+    steps = islice(scheduler, max_steps)
+    lot_size = max(1, LOT_PLANS // settings.topology.replica_size)
+    while lot := tuple((step.index, step.batch) for step in islice(steps, lot_size)):
+        yield Lot(lot, scheduler.stats)
+
+
+def planned(
+    source: Iterator[Lot], settings: StepSettings, replay: ReplaySettings
+) -> Iterator[tuple[Lot, list[StepRecord]]]:
+    """Each lot with the records of its steps, in order; replays of a single lot need no further process."""
+    head = list(islice(source, 2))
+    source = chain(head, source)
+    if replay.processes == 1 or len(head) < 2:
+        for lot in source:
+            yield lot, record_lot(settings, replay, lot.steps)
+        return
+    pool = ProcessPoolExecutor(replay.processes, mp_context=multiprocessing.get_context("spawn"))
+    pending: deque[tuple[Lot, Future[list[StepRecord]]]] = deque()
+    try:
+        for lot in source:
+            with interrupts_ignored():
+                pending.append((lot, pool.submit(record_lot, settings, replay, lot.steps)))
+            if len(pending) > 2 * replay.processes:
+                lot, future = pending.popleft()
+                yield lot, future.result()
+        while pending:
+            lot, future = pending.popleft()
+            yield lot, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def record_lot(
+    settings: StepSettings, replay: ReplaySettings, steps: tuple[tuple[int, Batch], ...]
+) -> list[StepRecord]:
+    """Plan and check some steps; runs in whichever process."""
+    return [record_step(settings, index, batch, check=replay.checks(index)) for index, batch in steps]
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which reaches all of a terminal's: the one that replays decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted, and only it may change handlers
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
