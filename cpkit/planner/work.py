@@ -1,7 +1,8 @@
 """Causal work: how many keys the query tokens of a rank see, the figure that shows whether ranks are balanced.
 
 A token at position p sees the keys complete by then, (p + 1) // ratio, and of a sliding window the newest
-min(p + 1, window_size). Summed over a row by closed forms, never token by token.  ratio=2, window_size=3, positions 1 2 3 4 5:
+min(p + 1, window_size). Summed over a row by closed forms, never token by token.
+ratio=2, window_size=3, positions 1 2 3 4 5:
 
     keys      1 1 2 2 3    sum  9
     window    2 3 3 3 3    sum 14
