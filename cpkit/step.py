@@ -151,7 +151,7 @@ def wanted_ranks(topology: Topology, rank: int | Sequence[int] | None) -> list[i
     """Ranks to plan: those asked for, or all of the first replica."""
     if rank is None:
         return list(range(topology.replica_size))
-    ranks = [int(rank)] if isinstance(rank, int | np.integer) else list(rank)
+    ranks = [int(rank)] if isinstance(rank, int | np.integer) else [int(one) for one in rank]
     if not ranks:
         raise PlanError("no ranks to plan: name at least one, or None for all")
     for one in ranks:
