@@ -1,0 +1,1 @@
+"""Metadata builders: from one rank's batch to everything the kernels of a step take, at fixed addresses."""

@@ -1,0 +1,173 @@
+"""The indexer's metadata builder: slots, prefill chunks and decode rows of one rank's step.
+
+batch ─► slots ─► split ─┬─► prefill: chunks, key ranges
+         (PCP gather)    └─► decode: rows, tile schedule
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from cpkit.arrays import IntArray, ceil_div
+from cpkit.budget import Budget
+from cpkit.builders.buffers import Buffer
+from cpkit.builders.chip import Chip
+from cpkit.builders.common import Comm, RankBatch, Shard
+from cpkit.builders.graphs import GraphSupport
+from cpkit.builders.indexer_decode import DecodeStage, decode_buffers, fixed_path
+from cpkit.builders.indexer_metadata import IndexerMetadata
+from cpkit.builders.indexer_prefill import PrefillStage
+from cpkit.builders.indexer_slots import SlotStage
+from cpkit.errors import ConfigError, PlanError
+from cpkit.planner.order import BatchSplit, split_decodes_and_prefills
+from cpkit.planner.state_slots import check_states_whole
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """Settings of an indexer cache and its builder. Raises ConfigError.
+
+    block_size: tokens of a cache block on one rank; kernel_block_size: tokens of an entry of the batch's block tables
+        (default: the same), of which several make a compressed cache's block.
+    compress_ratio: tokens per key. max_blocks: entries of a block table.
+    adaptive: decodes' query lengths are decided on the device, at most those the host knows.
+    """
+
+    budget: Budget
+    chip: Chip
+    shard: Shard
+    block_size: int
+    max_blocks: int
+    compress_ratio: int = 1
+    kernel_block_size: int | None = None
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_blocks", "compress_ratio"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: it must be at least 1")
+        if self.block_size % self.compress_ratio:
+            raise ConfigError(
+                f"block_size={self.block_size} is not a multiple of compress_ratio={self.compress_ratio}: a block "
+                "would end inside a state"
+            )
+        if self.compress_ratio > 1 and self.block_size % self.entry_size:
+            raise ConfigError(
+                f"kernel_block_size={self.entry_size} does not divide block_size={self.block_size}: the entries of a "
+                "compressed cache's block tables make whole blocks"
+            )
+        check_states_whole(self.compress_ratio, self.shard.dcp_size, self.shard.interleave)
+
+    @property
+    def entry_size(self) -> int:
+        """Tokens that one entry of the batch's block tables holds on one rank."""
+        return self.block_size if self.kernel_block_size is None else self.kernel_block_size
+
+    @property
+    def entries_per_block(self) -> int:
+        """Entries of the batch's block tables that make one block of the tables handed to kernels."""
+        return self.block_size // self.entry_size if self.compress_ratio > 1 else 1
+
+    @property
+    def states_per_block(self) -> int:
+        """Keys of one entry of the tables handed to kernels."""
+        return (self.block_size if self.compress_ratio > 1 else self.entry_size) // self.compress_ratio
+
+
+class IndexerBuilder:
+    """Builds IndexerMetadata, step after step, into the same buffers: a step's result is valid until the next build.
+
+    comm: needed under PCP with compressed keys, whose slots the ranks gather.
+    widen_lens: for layers whose logits are wider than their keys; [rows] keys -> [rows] keys that the budgets count.
+    """
+
+    def __init__(
+        self,
+        config: IndexerConfig,
+        *,
+        device: torch.device | str = "cpu",
+        comm: Comm | None = None,
+        widen_lens: Callable[[IntArray], IntArray] | None = None,
+    ) -> None:
+        self.config = config
+        self.device = torch.empty(0, device=device).device
+        budget, chip, shard, ratio = config.budget, config.chip, config.shard, config.compress_ratio
+        blocks = ceil_div(config.max_blocks, config.entries_per_block)
+        fixed = fixed_path(chip, budget.num_speculative_tokens, adaptive=config.adaptive)
+        self.graph_support = GraphSupport.UNIFORM if fixed is None else GraphSupport.ALWAYS
+        self._tables = Buffer("block_tables", (budget.max_num_seqs, blocks), torch.int32, self.device)
+        self._slots = SlotStage.make(shard, budget, ratio, config.states_per_block, comm, self.device)
+        self._prefill = PrefillStage(shard, budget, ratio, widen_lens)
+        self._decode = DecodeStage(
+            shard=shard,
+            chip=chip,
+            compress_ratio=ratio,
+            states_per_block=config.states_per_block,
+            adaptive=config.adaptive,
+            fixed=fixed,
+            buffers=decode_buffers(budget, blocks, chip.num_workers, self.device),
+        )
+
+    def build(self, batch: RankBatch) -> IndexerMetadata:
+        """Metadata of a step; raises PlanError. Every PCP rank enters it, those without tokens too."""
+        self.check(batch)
+        tables = self.cache_tables(batch)
+        slots = self._slots.build(batch, tables)
+        if not batch.num_tokens:
+            return IndexerMetadata(BatchSplit(0, 0, 0, 0), slots, None, None)
+        split = self.split(batch)
+        return IndexerMetadata(
+            split=split,
+            slot_mapping=slots,
+            prefill=self._prefill.build(batch, split.num_decodes, tables) if split.num_prefills else None,
+            decode=self._decode.build(batch, split, tables) if split.num_decodes else None,
+        )
+
+    def update_drafts(self, metadata: IndexerMetadata, batch: RankBatch) -> IndexerMetadata:
+        """The decode part rebuilt in place from the batch's lengths after a draft step; the rest as it was."""
+        if metadata.decode is None:
+            return metadata
+        return replace(metadata, decode=self._decode.build(batch, metadata.split, self.cache_tables(batch)))
+
+    def split(self, batch: RankBatch) -> BatchSplit:
+        """Where the decodes end. Under PCP a short piece of a prompt is a prefill, so that all ranks agree."""
+        return split_decodes_and_prefills(
+            batch.query_lens,
+            batch.is_prefilling,
+            threshold=self.config.budget.decode_threshold,
+            num_tokens=batch.num_tokens,
+            require_uniform=self.graph_support is GraphSupport.UNIFORM,
+            treat_short_extends_as_decodes=self.config.shard.pcp_size == 1,
+        )
+
+    def cache_tables(self, batch: RankBatch) -> torch.Tensor:
+        """[num_rows, width] int32, the batch's block tables in cache blocks; converted ones at a fixed address."""
+        factor = self.config.entries_per_block
+        if factor == 1:
+            return batch.block_tables
+        blocks = batch.block_tables[:, ::factor]
+        return torch.floor_divide(blocks, factor, out=self._tables.corner(*blocks.shape))
+
+    def check(self, batch: RankBatch) -> None:
+        """Refuse a batch that the buffers, or the block tables, cannot hold."""
+        if batch.query_start_loc.device != self.device:
+            raise PlanError(f"a batch on {batch.query_start_loc.device} for a builder on {self.device}: build it there")
+        budget, width = self.config.budget, batch.block_tables.shape[1]
+        for name, value, limit in (
+            ("rows", batch.num_rows, budget.max_num_seqs),
+            ("tokens", batch.num_tokens, budget.max_num_batched_tokens),
+            ("block table entries", width, self.config.max_blocks),
+        ):
+            if value > limit:
+                raise PlanError(
+                    f"{value} {name}, but the builder's buffers hold {limit}: raise the limit or split the step"
+                )
+        reach = width * self.config.entry_size * self.config.shard.dcp_size
+        longest = int(batch.max_seq_lens.max(initial=0))
+        if longest > reach:
+            row = int(batch.max_seq_lens.argmax())
+            raise PlanError(
+                f"row {row}: seq_len {longest} with a block table of {width} entries, which reach {reach} tokens "
+                f"({self.config.entry_size} a block on each of {self.config.shard.dcp_size} ranks): allocate its blocks"
+            )

@@ -1,0 +1,247 @@
+"""The indexer's prefill chunks: which rows fit the workspace together, and what each query token may score.
+
+Sizes come from host lengths, which may be above the device's: regions are laid out by them, and the ranges inside
+follow the device. Ranks of a DCP group agree on every chunk, because all sizes are of whole requests.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cpkit.arrays import IntArray, prefix_sum
+from cpkit.budget import Budget
+from cpkit.builders.common import RankBatch, Shard
+from cpkit.builders.indexer_metadata import IndexerChunk, IndexerPrefill
+from cpkit.errors import PlanError
+from cpkit.kernels.key_ranges import key_ranges_gathered, key_ranges_local, key_rows
+from cpkit.planner.chunks import Chunk, split_chunks, widen
+from cpkit.planner.gather import GatherPlan, plan_gather
+from cpkit.planner.interleave import largest_shard, local_lens
+from cpkit.planner.order import request_row_bounds
+from cpkit.planner.slots import as_int32
+
+WidenLens = Callable[[IntArray], IntArray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillRows:
+    """Prefill rows of a batch as the chunks see them, from row num_decodes on.
+
+    num_keys: [rows] int64, keys of the row's context, which bound what it sees. shard_keys: [rows] int64, keys of the
+    largest shard of the row's whole request. query_lens, largest_shares, req: [rows] int64.
+    """
+
+    first_row: int
+    query_lens: IntArray
+    num_keys: IntArray
+    req: IntArray
+    shard_keys: IntArray
+    largest_shares: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Where the keys of a chunk's rows lie in the workspace, on the device."""
+
+    start: torch.Tensor  # [rows] int64, first key of each row in the layout that is scored
+    key_start_loc: torch.Tensor  # [rows + 1] int32
+    local_key_start_loc: torch.Tensor  # [rows + 1] int32
+    num_keys: int
+    num_local_keys: int
+    max_local_keys: int
+    gather: GatherPlan | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillStage:
+    """Builds the prefill part for one compress ratio. widen_lens: keys a row counts with in the budgets."""
+
+    shard: Shard
+    budget: Budget
+    compress_ratio: int
+    widen_lens: WidenLens | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Keys of all ranks are gathered into token order."""
+        return self.shard.pcp_size > 1 and self.shard.dcp_size > 1
+
+    @property
+    def turn(self) -> int:
+        """Keys that a DCP rank keeps in a row."""
+        return self.shard.interleave // self.compress_ratio if self.shard.dcp_size > 1 else 1
+
+    def build(self, batch: RankBatch, num_decodes: int, block_tables: torch.Tensor) -> IndexerPrefill:
+        """Chunks of the rows from num_decodes on; block_tables: [num_rows, width] int32, in cache blocks."""
+        rows = self.rows(batch, num_decodes)
+        return IndexerPrefill(
+            chunks=tuple(one for chunk in self.split(rows) for one in self.runs(batch, rows, chunk, block_tables)),
+            max_seq_len=int(batch.max_seq_lens[num_decodes:].max()),
+        )
+
+    def rows(self, batch: RankBatch, num_decodes: int) -> PrefillRows:
+        """The prefill rows; rows of a dummy batch are requests of their own."""
+        part, ratio = slice(num_decodes, None), self.compress_ratio
+        query_lens, lens = batch.query_lens[part], batch.max_seq_lens[part]
+        req, shard_lens, shares = np.arange(len(lens)), None, None
+        if self.gathers and batch.req is not None:
+            if batch.max_shard_lens is None or batch.largest_shares is None:
+                raise PlanError(
+                    "rows of requests under PCP + DCP without max_shard_lens and largest_shares: they are of whole "
+                    "requests, which one rank's rows do not show, and all ranks must cut the same chunks from them"
+                )
+            req = batch.req[part]
+            shard_lens, shares = batch.max_shard_lens[part], batch.largest_shares[part]
+        if shard_lens is None or shares is None:
+            shard_lens = largest_shard(lens, self.shard.dcp_size, self.shard.interleave)
+            shares = query_lens
+        self._check_whole(lens, query_lens, shard_lens, shares)
+        return PrefillRows(num_decodes, query_lens, lens // ratio, req, shard_lens // ratio, shares)
+
+    def _check_whole(self, lens: IntArray, query_lens: IntArray, shard_lens: IntArray, shares: IntArray) -> None:
+        """Refuse sizes of whole requests that a row of this rank exceeds."""
+        bad = np.flatnonzero((lens > shard_lens * self.shard.dcp_size) | (query_lens > shares))
+        if len(bad):
+            i = int(bad[0])
+            raise PlanError(
+                f"prefill row {i} sees {int(lens[i])} tokens and has {int(query_lens[i])} queries, but its request's "
+                f"largest shard is {int(shard_lens[i])} tokens on {self.shard.dcp_size} ranks and its largest share "
+                f"{int(shares[i])} queries: both are of the whole request, so no row exceeds them"
+            )
+
+    def split(self, rows: PrefillRows) -> list[Chunk]:
+        """Chunks over the prefill rows; those without any key are left out."""
+        bounds = request_row_bounds(rows.req) if self.gathers else np.arange(len(rows.req) + 1)
+        first_row = bounds[:-1]
+        num_keys = rows.shard_keys[first_row] * self.shard.dcp_size if self.gathers else rows.num_keys
+        counted = num_keys if self.widen_lens is None else self.widen_lens(num_keys)
+        if len(counted) != len(num_keys) or (counted < num_keys).any():
+            raise PlanError(f"widened lengths {counted.tolist()} of {num_keys.tolist()} keys: widening adds only")
+        chunks = split_chunks(
+            rows.largest_shares[first_row] if self.gathers else rows.query_lens,
+            counted,
+            workspace_keys=self.budget.workspace_keys(self.compress_ratio),
+            max_logits=self.budget.logits,
+            span_unit=self.shard.dcp_size * self.turn,
+        )
+        return widen(list(_cut_to_keys(chunks, num_keys)), bounds)
+
+    def runs(
+        self, batch: RankBatch, rows: PrefillRows, chunk: Chunk, block_tables: torch.Tensor
+    ) -> Iterator[IndexerChunk]:
+        """One entry for each run of the chunk's query tokens, those behind this rank's last ones empty."""
+        first, stop = rows.first_row + chunk.row_start, rows.first_row + chunk.row_stop
+        chunk_token, last_token = (int(at) for at in batch.host_query_start_loc[[first, stop]])
+        region = self.region(rows, chunk, block_tables.device)
+        row_of_key = torch.empty(region.num_keys, dtype=torch.int32, device=block_tables.device)
+        key_rows(region.key_start_loc, out=row_of_key)
+        for run_start, run_stop in chunk.runs():
+            token_start, token_stop = min(chunk_token + run_start, last_token), min(chunk_token + run_stop, last_token)
+            key_start, key_end = self.ranges(batch, (first, stop), (token_start, token_stop), chunk, region)
+            yield IndexerChunk(
+                row_start=first,
+                row_stop=stop,
+                token_start=token_start,
+                token_stop=token_stop,
+                key_span=(chunk.key_start, chunk.key_stop),
+                first_local=chunk.key_start // self.shard.dcp_size,
+                key_start=key_start,
+                key_end=key_end,
+                key_start_loc=region.key_start_loc,
+                local_key_start_loc=region.local_key_start_loc,
+                key_rows=row_of_key,
+                num_keys=region.num_keys,
+                num_local_keys=region.num_local_keys,
+                max_local_keys=region.max_local_keys,
+                block_tables=block_tables[first:stop],
+                gather=region.gather,
+                fills_workspace=run_start == 0,
+                last_span=chunk.last_span,
+            )
+
+    def region(self, rows: PrefillRows, chunk: Chunk, device: torch.device) -> Region:
+        """Layout of a chunk's keys."""
+        if self.gathers:
+            plan = plan_gather(chunk, rows.req, rows.shard_keys, dcp_size=self.shard.dcp_size, interleave=self.turn)
+            is_first = np.diff(plan.row_region, prepend=-1) > 0
+            local = np.where(is_first, plan.shard_keys[plan.row_region], 0)
+            start = plan.region_start()[plan.row_region]
+            whole, ours, most = local * self.shard.dcp_size, local, int(local.sum())
+        else:
+            plan = None
+            span = [np.minimum(rows.num_keys[chunk.row_start : chunk.row_stop], at) for at in _bounds(chunk)]
+            whole, ours = span[1] - span[0], self.held(span, self.shard.dcp_rank)
+            start, most = prefix_sum(ours)[:-1], int(self.held(span, 0).sum())
+        key_start_loc = as_int32("keys of a prefill chunk", prefix_sum(whole))
+        local_key_start_loc = as_int32("keys of a prefill chunk on one rank", prefix_sum(ours))
+        return Region(
+            start=_to(start, device),
+            key_start_loc=_to(key_start_loc, device),
+            local_key_start_loc=_to(local_key_start_loc, device),
+            num_keys=int(key_start_loc[-1]),
+            num_local_keys=int(local_key_start_loc[-1]),
+            max_local_keys=most,
+            gather=plan,
+        )
+
+    def held(self, span: list[IntArray], rank: int) -> IntArray:
+        """[rows] int64, keys of each row in a span that a DCP rank stores."""
+        start, stop = (local_lens(at, rank, self.shard.dcp_size, self.turn) for at in span)
+        return stop - start
+
+    def ranges(
+        self, batch: RankBatch, rows: tuple[int, int], tokens: tuple[int, int], chunk: Chunk, region: Region
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key ranges of the query tokens of one run."""
+        first, stop = rows
+        key_start, key_end = torch.empty(
+            2, tokens[1] - tokens[0], dtype=torch.int32, device=region.start.device
+        ).unbind(0)
+        batch_rows = batch.query_start_loc[first : stop + 1], batch.seq_lens[first:stop], region.start
+        stride = None if batch.row_stride is None else batch.row_stride[first:stop]
+        if self.gathers:
+            key_ranges_gathered(
+                *batch_rows,
+                token_start=tokens[0],
+                compress_ratio=self.compress_ratio,
+                span=_bounds(chunk),
+                row_stride=stride,
+                key_start=key_start,
+                key_end=key_end,
+            )
+        else:
+            key_ranges_local(
+                *batch_rows,
+                token_start=tokens[0],
+                compress_ratio=self.compress_ratio,
+                dcp_size=self.shard.dcp_size,
+                dcp_rank=self.shard.dcp_rank,
+                interleave=self.shard.interleave,
+                span=_bounds(chunk),
+                row_stride=stride,
+                key_start=key_start,
+                key_end=key_end,
+            )
+        return key_start, key_end
+
+
+def _bounds(chunk: Chunk) -> tuple[int, int]:
+    return chunk.key_start, chunk.key_stop
+
+
+def _cut_to_keys(chunks: list[Chunk], num_keys: IntArray) -> Iterator[Chunk]:
+    """Chunks over widened lengths as chunks over the keys that exist, without those that hold none."""
+    for chunk in chunks:
+        real = int(num_keys[chunk.row_start : chunk.row_stop].max())
+        if chunk.key_start < real:
+            stop = min(chunk.key_stop, real)
+            yield replace(chunk, key_stop=stop, last_span=chunk.last_span or stop == real)
+
+
+def _to(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A small host array on the device, without waiting for it."""
+    return torch.from_numpy(array).to(device, non_blocking=True)

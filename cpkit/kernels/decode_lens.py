@@ -1,0 +1,173 @@
+"""Decode rows: the keys each query token of a decode sees, expanded first, then localised, then divided by the ratio.
+
+A request with context L and n query tokens this step shows its token j the first L - n + 1 + j positions, never below
+0. Contexts 9 4, query lengths 3 1, room for 6 rows:
+
+    flat      seq_lens   7 8 9 4 0 0        one row per query token: every token length 1, padding rows too
+              req        0 0 0 1 2 3        padding rows count on from the number of requests
+    native    seq_lens   7 8 9              one row per request, query tokens packed from the left
+                         4 0 0
+              query_lens 3 1
+
+dcp_size=2, rank 1, interleave=1: contexts 8 9 10 become 4 4 5. A request localised first and counted down per token
+would give 3 4 5. The block table row of a padding row, and of a request without query tokens, is zero in full.
+
+query_start_loc: [num_reqs + 1], seq_lens: [num_reqs] int32, of the decodes alone, lengths in tokens; block_tables:
+[num_reqs, width] int32. Nothing is read on the host, so captured graphs follow lengths that change on the device.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
+from cpkit.kernels.dcp_local_lens import dcp_local_lens_reference
+from cpkit.planner.state_slots import check_states_whole
+
+
+class DecodeRows(NamedTuple):
+    """Rows as the kernels take them; every field has the same leading size. Views of fixed-address buffers."""
+
+    seq_lens: torch.Tensor  # [num_rows, width] int32, keys of this rank that each query token sees
+    global_seq_lens: torch.Tensor  # [num_rows] int32, keys of all ranks that the row's last query token sees
+    query_lens: torch.Tensor  # [num_rows] int32, query tokens of the row
+    req: torch.Tensor  # [num_rows] int32, request of the row
+    block_tables: torch.Tensor  # [num_rows, table width] int32
+
+
+def flat_decodes_reference(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    num_rows: int,
+    *,
+    compress_ratio: int = 1,
+    dcp_size: int = 1,
+    dcp_rank: int = 0,
+    interleave: int = 1,
+) -> DecodeRows:
+    num_reqs = seq_lens.numel()
+    token = torch.arange(num_rows, dtype=torch.int32, device=seq_lens.device)
+    found = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True)
+    real, row = found < num_reqs, found.clamp(max=num_reqs - 1)
+    lens = torch.where(real, (seq_lens[row] - query_start_loc[row + 1] + token + 1).clamp(min=0), 0)
+    local = dcp_local_lens_reference(lens, dcp_size=dcp_size, dcp_rank=dcp_rank, interleave=interleave)
+    return DecodeRows(
+        seq_lens=(local // compress_ratio)[:, None].int(),
+        global_seq_lens=(lens // compress_ratio).int(),
+        query_lens=torch.ones_like(token),
+        req=torch.where(real, row, num_reqs + token - query_start_loc[-1]).int(),
+        block_tables=torch.where(real[:, None], block_tables[row], 0),
+    )
+
+
+def flat_decodes(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    *,
+    compress_ratio: int = 1,
+    dcp_size: int = 1,
+    dcp_rank: int = 0,
+    interleave: int = 1,
+    out: DecodeRows,
+) -> None:
+    """Write one row per query token, and padding rows up to the rows of out."""
+    _check(query_start_loc, seq_lens, block_tables, out, compress_ratio, (dcp_size, dcp_rank, interleave))
+    check_tensor("out.seq_lens", out.seq_lens, torch.int32, (None, 1), seq_lens.device)
+    _store(
+        flat_decodes_reference(
+            query_start_loc,
+            seq_lens,
+            block_tables,
+            out.req.numel(),
+            compress_ratio=compress_ratio,
+            dcp_size=dcp_size,
+            dcp_rank=dcp_rank,
+            interleave=interleave,
+        ),
+        out,
+    )
+
+
+def native_decodes_reference(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    num_rows: int,
+    width: int,
+    *,
+    compress_ratio: int = 1,
+    dcp_size: int = 1,
+    dcp_rank: int = 0,
+    interleave: int = 1,
+) -> DecodeRows:
+    num_reqs = seq_lens.numel()
+    row = torch.arange(num_rows, dtype=torch.int32, device=seq_lens.device)
+    req = row.clamp(max=num_reqs - 1)
+    query_lens = torch.where(row < num_reqs, query_start_loc[req + 1] - query_start_loc[req], 0)
+    token = torch.arange(width, dtype=torch.int32, device=seq_lens.device)
+    first = seq_lens[req] - query_lens + 1
+    lens = torch.where(token < query_lens[:, None], (first[:, None] + token).clamp(min=0), 0)
+    local = dcp_local_lens_reference(lens, dcp_size=dcp_size, dcp_rank=dcp_rank, interleave=interleave)
+    return DecodeRows(
+        seq_lens=local // compress_ratio,
+        global_seq_lens=torch.where(query_lens > 0, seq_lens[req] // compress_ratio, 0),
+        query_lens=query_lens,
+        req=row,
+        block_tables=torch.where(query_lens[:, None] > 0, block_tables[req], 0),
+    )
+
+
+def native_decodes(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    *,
+    compress_ratio: int = 1,
+    dcp_size: int = 1,
+    dcp_rank: int = 0,
+    interleave: int = 1,
+    out: DecodeRows,
+) -> None:
+    """Write one row per request, and padding rows up to the rows of out, as wide as the longest query."""
+    _check(query_start_loc, seq_lens, block_tables, out, compress_ratio, (dcp_size, dcp_rank, interleave))
+    _store(
+        native_decodes_reference(
+            query_start_loc,
+            seq_lens,
+            block_tables,
+            out.req.numel(),
+            out.seq_lens.shape[1],
+            compress_ratio=compress_ratio,
+            dcp_size=dcp_size,
+            dcp_rank=dcp_rank,
+            interleave=interleave,
+        ),
+        out,
+    )
+
+
+def _store(rows: DecodeRows, out: DecodeRows) -> None:
+    for values, buffer in zip(rows, out, strict=True):
+        buffer.copy_(values)
+
+
+def _check(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    out: DecodeRows,
+    compress_ratio: int,
+    shard: tuple[int, int, int],
+) -> None:
+    device, num_rows = seq_lens.device, out.req.numel()
+    check_shard(*shard)
+    check_positive(compress_ratio=compress_ratio)
+    check_states_whole(compress_ratio, shard[0], shard[2])
+    check_rows(query_start_loc, seq_lens, None)
+    check_tensor("block_tables", block_tables, torch.int32, (seq_lens.numel(), None), device)
+    check_tensor("out.seq_lens", out.seq_lens, torch.int32, (num_rows, None), device)
+    for name in ("global_seq_lens", "query_lens", "req"):
+        check_tensor(f"out.{name}", getattr(out, name), torch.int32, (num_rows,), device)
+    check_tensor("out.block_tables", out.block_tables, torch.int32, (num_rows, block_tables.shape[1]), device)
