@@ -2,8 +2,8 @@
 
     trace -> Scheduler -> batch -> plan for rank 0, 1, ... each on its own -> check -> record -> Simulation
 
-The schedule does not depend on the plans, so other processes can plan steps while the scheduler goes on. Records are kept
-in step order: the result is the same for any number of processes.
+The schedule does not depend on the plans, so other processes can plan steps while the scheduler goes on. Records are
+kept in step order: the result is the same for any number of processes.
 """
 
 import multiprocessing
@@ -25,8 +25,8 @@ from cpkit.workload.request import Trace
 from cpkit.workload.scheduler import Scheduler
 from cpkit.workload.stats import ReplayStats
 
-LOT_PLANS = 256
-"""Plans of a lot, about: a fraction of a second of work, so that an interrupt loses little."""
+LOT_PLANS = 64
+"""Plans of a lot, about: a fraction of a second of work, so that an interrupt waits for little and loses little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def planned(
         for lot in source:
             with interrupts_ignored():
                 pending.append((lot, pool.submit(record_lot, settings, replay, lot.steps)))
-            if len(pending) > 2 * replay.processes:
+            while pending and (pending[0][1].done() or len(pending) > 2 * replay.processes):
                 lot, future = pending.popleft()
                 yield lot, future.result()
         while pending:

@@ -58,6 +58,6 @@ def default_pool(
         )
     source = (
         f"{chip}, {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights ({stated}), "
-        f"at {block_bytes / 1e6:.2f} MB"
+        f"{block_bytes / 1e6:.2f} MB a block"
     )
     return PoolSize(num_blocks, source)

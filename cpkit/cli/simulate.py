@@ -194,5 +194,7 @@ def _exit_code(args: argparse.Namespace, settings: "StepSettings", simulation: "
         return INTERRUPTED
     if args.strict and simulation.stats.num_refused:
         reasons = "; ".join(f"{number:,}: {reason}" for reason, number in simulation.stats.refused.items())
-        raise InputError(f"--strict, and {simulation.stats.num_refused:,} requests were refused ({reasons})")
+        refused = simulation.stats.num_refused
+        verb = "request was" if refused == 1 else "requests were"
+        raise InputError(f"--strict, and {refused:,} {verb} refused ({reasons})")
     return 0

@@ -76,7 +76,7 @@ def _computed_table(plan: StepPlan) -> list[str]:
         tokens = int(plan.partition.num_tokens[pcp_rank])
         work = count(int(balance.causal_work[members[0]]))
         held = segments_text(plan, plan.partition.segments(pcp_rank))
-        rows.append([str(pcp_rank), _numbers(members), count(tokens), count(plan.padded - tokens), work, held])
+        rows.append([str(pcp_rank), numbers(members), count(tokens), count(plan.padded - tokens), work, held])
     header = ["pcp rank", "world ranks", "tokens", "padding", "causal work", "request[positions)"]
     every = ", * on every rank" if plan.partition.replicated.any() and topology.pcp > 1 else ""
     return [
@@ -103,7 +103,7 @@ def _stored_table(plan: StepPlan) -> list[str]:
         written = [count(int(new_keys(plan, place, ratio).sum())) for ratio in plan.shards]
         sizes = [size(cache_bytes(plan, held))]
         rows.append(
-            [str(dcp_rank), _numbers(members[dcp_rank]), *(count(held[ratio]) for ratio in held), *sizes, *written]
+            [str(dcp_rank), numbers(members[dcp_rank]), *(count(held[ratio]) for ratio in held), *sizes, *written]
         )
     names = ["keys" if ratio == 1 else f"keys/{ratio}" for ratio in plan.shards]
     header = ["dcp rank", "world ranks", *names, "all layers", *(f"new {name}" for name in names)]
@@ -153,7 +153,7 @@ def _rank_place(plan: StepPlan, rank: RankPlan) -> list[str]:
     groups = [
         (name, topology.group_of(name, rank.rank)) for name in ("pcp", "dcp", "tp") if getattr(topology, name) > 1
     ]
-    return lines + [f"  {name} group  {_numbers(list(group))}" for name, group in groups]
+    return lines + [f"  {name} group  {numbers(list(group))}" for name, group in groups]
 
 
 def _rows_table(plan: StepPlan, rows: Rows) -> list[str]:
@@ -222,7 +222,7 @@ def _chunk_cells(plan: StepPlan, rank: RankPlan, i: int, chunk: Chunk, ratio: in
     logits = 4 * chunk.peak_logits
     return [
         str(i),
-        _numbers(names),
+        numbers(names),
         f"[{chunk.key_start}:{chunk.key_stop})",
         count(chunk.num_keys),
         share(chunk.num_keys, plan.budget.workspace_keys(ratio)),
@@ -269,7 +269,7 @@ def _traffic_table(plan: StepPlan) -> list[str]:
     return ["All layers of one rank", *indent(table(["collectives", "calls", "bytes put in"], rows, "lrr"))]
 
 
-def _numbers(values: list[int]) -> str:
+def numbers(values: list[int]) -> str:
     """Numbers, with steady steps drawn together.  0 1 2 3 -> 0..3    0 4 8 12 -> 0, 4 .. 12    0 2 1 3 as they are"""
     if len(values) > 2:
         step = values[1] - values[0]

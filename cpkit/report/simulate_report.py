@@ -1,5 +1,6 @@
 """A replay as text, for the engineer who will choose the sizes."""
 
+from cpkit.promises.violation import RULES
 from cpkit.report.table import count, indent, plural, share, size, table
 from cpkit.simulation import Quantiles, Simulation
 
@@ -47,7 +48,8 @@ def _setting(simulation: Simulation, pool_source: str) -> list[str]:
         f"Choices   partition {partition}, merge {merge}",
         f"Limits    {budget.max_num_batched_tokens:,} tokens and {budget.max_num_seqs:,} requests a step{drafts}, "
         f"{replay.max_model_len:,} tokens a request",
-        f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens; {pool_source}",
+        f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens (block x dcp)",
+        f"          {pool_source}",
     ]
     return lines + [f"Note      {note}" for note in simulation.trace.notes]
 
@@ -71,11 +73,13 @@ def _replay(simulation: Simulation) -> list[str]:
         ["preemptions", count(stats.num_preemptions)],
     ]
     if simulation.trace.num_skipped:
-        rows.insert(1, ["", f"  {simulation.trace.num_skipped:,} malformed lines skipped"])
+        rows.insert(1, ["", f"  {plural(simulation.trace.num_skipped, 'malformed line')} skipped"])
     return lines + indent(table(["", ""], rows, "ll")[1:])
 
 
 def _promises(simulation: Simulation) -> list[str]:
+    if not simulation.num_checked:
+        return ["Promises  not checked"]
     checked = (
         f"{simulation.num_checked:,} of {simulation.num_steps:,} steps checked on all {simulation.num_ranks:,} ranks"
     )
@@ -90,7 +94,9 @@ def _promises(simulation: Simulation) -> list[str]:
             "  bounded  tokens, requests, workspace and logits within their limits",
         ]
     shown = [(step.index, violation) for step in simulation.broken for violation in step.violations]
-    lines += [f"  step {index}: {violation}" for index, violation in shown[:MAX_VIOLATIONS]]
+    for index, violation in shown[:MAX_VIOLATIONS]:
+        lines.append(f"  step {index}: {violation}")
+        lines.append(f"    promised: {RULES[violation.promise][violation.rule]}")
     if simulation.num_violations > MAX_VIOLATIONS:
         lines.append(
             f"  ... {simulation.num_violations - MAX_VIOLATIONS:,} more in {plural(simulation.num_broken, 'step')}"

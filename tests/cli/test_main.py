@@ -1,0 +1,129 @@
+"""The command as a shell sees it: exit codes, streams, pipes, and what it imports."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import cpkit
+
+ROOT = Path(cpkit.__file__).parents[1]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+STEP = ["--seq-lens", "10,9", "--query-lens", "1,7"]
+
+
+def run(*args, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "cpkit", *args], env=ENV, capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def trace_file(path, num_reqs, prompt=700, output=40):
+    lines = ["arrived_at,num_prefill_tokens,num_decode_tokens"]
+    lines += [f"{i * 0.05},{prompt + i},{output}" for i in range(num_reqs)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"cpkit {cpkit.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        pytest.param([], "the following arguments are required: COMMAND", id="no-command"),
+        pytest.param(["plan", "--no-such-flag"], "--no-such-flag", id="unknown-flag"),
+        pytest.param(["plan", *STEP, "-tp", "2", "-dcp", "3"], "dcp=3 with tp=2 pcp=1", id="illegal-topology"),
+        pytest.param(["plan", "missing.json"], "missing.json: No such file", id="missing-batch"),
+        pytest.param(["simulate", "missing.csv"], "missing.csv: No such file", id="missing-trace"),
+        pytest.param(["plan", *STEP, "--save", "no/such/dir.npz"], "no/such/dir.npz: No such file", id="cannot-write"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(tmp_path, argv, reason):
+    done = run(*argv, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("cpkit")
+    assert reason in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    shell = f"{sys.executable} -m cpkit plan {' '.join(STEP)} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], env=ENV, capture_output=True, text=True, timeout=60)
+    first, code = done.stdout.splitlines()
+    assert first.startswith("Step ") and code == "0" and done.stderr == ""
+
+
+def test_a_closed_stdout_is_no_error():
+    """The reader has gone before the first byte, and the help is argparse's own print."""
+    for argv in ("--help", f"plan {' '.join(STEP)}"):
+        shell = f"{{ sleep 0.6; {sys.executable} -m cpkit {argv}; echo $? >&2; }} | true"
+        done = subprocess.run(["bash", "-c", shell], env=ENV, capture_output=True, text=True, timeout=60)
+        assert done.stderr.split() == ["0"]
+
+
+def test_json_to_stdout_is_json_alone(tmp_path):
+    plan = run("plan", *STEP, "-tp", "2", "-pcp", "2", "-dcp", "4", "--json")
+    assert plan.returncode == 0 and json.loads(plan.stdout)["padded"] == 5
+    simulation = run("simulate", trace_file(tmp_path / "trace.csv", 4), "-tp", "2", "-dcp", "2", "--json", "-")
+    assert simulation.returncode == 0 and json.loads(simulation.stdout)["requests"] == 4
+    assert plan.stderr == simulation.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "modules"),
+    [
+        pytest.param(["--help"], {"torch", "numpy"}, id="help"),
+        pytest.param(["plan", "--help"], {"torch", "numpy"}, id="plan-help"),
+        pytest.param(["plan", *STEP], {"torch"}, id="plan"),
+        pytest.param(["simulate", "TRACE", "--processes", "1"], {"torch"}, id="simulate"),
+    ],
+)
+def test_heavy_modules_stay_out(tmp_path, argv, modules):
+    trace = trace_file(tmp_path / "trace.csv", 2)
+    argv = [trace if arg == "TRACE" else arg for arg in argv]
+    program = (
+        "import sys; from cpkit.cli.main import main; code = main(sys.argv[1:]); "
+        f"print(sorted({modules!r} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *argv], env=ENV, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_reports_what_there_is(tmp_path, processes):
+    """As a terminal does it: the signal goes to the whole process group, here once the progress line shows steps."""
+    trace = trace_file(tmp_path / "trace.csv", 400, prompt=3000, output=400)
+    out = tmp_path / "report.json"
+    argv = ["simulate", trace, "-tp", "4", "-pcp", "4", "-dcp", "16", "--json", str(out)]
+    terminal, stderr = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cpkit", *argv, "--processes", str(processes)],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        shown = b""
+        while not re.search(rb"step \d+ .* requests .* steps/s", shown):
+            shown += os.read(terminal, 1000)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, _ = process.communicate(timeout=30)
+    os.close(stderr)
+    with suppress(OSError):  # how Linux says that the other end is closed
+        while more := os.read(terminal, 1000):
+            shown += more
+    os.close(terminal)
+    assert process.returncode == 130 and b"Traceback" not in shown
+    assert "INTERRUPTED" in stdout
+    report = json.loads(out.read_text())
+    assert report["complete"] is False and report["steps"] > 0 and report["finished"] < 400

@@ -1,0 +1,222 @@
+"""`cpkit simulate`: its report, its JSON, its exit codes, and what it leaves behind when a promise is broken."""
+
+import gzip
+import json
+import re
+import shlex
+
+import pytest
+
+import cpkit.step_record
+from cpkit.batch import Batch
+from cpkit.cli.main import main, make_parser
+from cpkit.cli.options import engine_flags, read_settings
+from cpkit.cli.pool import default_pool
+from cpkit.cli.progress import ProgressLine, progress_text
+from cpkit.errors import ConfigError
+from cpkit.model import load_model
+from cpkit.promises import Violation
+from cpkit.simulate import Progress
+from cpkit.topology import Topology
+
+WORLD = ["-tp", "2", "-pcp", "2", "-dcp", "4", "--processes", "1"]
+JSON_KEYS = {
+    "requests", "refused", "steps", "tokens", "ranks", "violations", "balance", "collectives", "peaks",
+    "prefix_hit_rate", "preemptions", "planner_us",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Five requests; the fourth is longer than 2,000 tokens."""
+    path = tmp_path / "trace.csv"
+    lens = [(700, 30), (64, 5), (1, 1), (4000, 12), (300, 0)]
+    lines = [f"{0.04 * i},{prompt},{output}" for i, (prompt, output) in enumerate(lens)]
+    path.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines]) + "\n")
+    return str(path)
+
+
+def simulate(capsys, *argv):
+    code = main(["simulate", *argv])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def figures(capsys, *argv):
+    code, out, err = simulate(capsys, *argv, "--json", "-")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_the_report(capsys, trace):
+    code, out, err = simulate(capsys, trace, *WORLD)
+    assert (code, err) == (0, "")
+    assert "deepseek-v3.2, tp=2 pcp=2 dcp=4: 4 ranks" in out
+    assert "5: 5 finished, 0 refused" in out
+    assert re.search(r"0 violations; (\d+) of \1 steps checked on all 4 ranks", out)
+    for part in ("prefix hits", "preemptions", "query tokens", "causal work", "keys stored", "all_gather over pcp"):
+        assert part in out
+    for part in ("KV blocks held", "workspace tokens", "indexer logits", "one rank", "p99"):
+        assert part in out
+    assert max(map(len, out.splitlines())) <= 125
+
+
+def test_the_json(capsys, trace, tmp_path):
+    data = figures(capsys, trace, *WORLD)
+    assert data.keys() >= JSON_KEYS
+    assert (data["requests"], data["refused"], data["ranks"], data["violations"]) == (5, 0, 4, 0)
+    # prompts, and every output token but the first, which the prefill gives, and the last, which nobody reads
+    assert data["tokens"] == 700 + 64 + 1 + 4000 + 300 + 29 + 4 + 0 + 11 + 0
+    assert data["balance"].keys() == {"tokens", "causal_work", "stored_keys"}
+    assert all(row.keys() == {"op", "group", "calls", "bytes"} for row in data["collectives"])
+    assert data["peaks"].keys() == {"kv_blocks", "workspace_tokens", "logits_bytes"}
+    assert 0 < data["planner_us"]["p50"] <= data["planner_us"]["p99"]
+
+    path = tmp_path / "report.json"
+    code, out, _ = simulate(capsys, trace, *WORLD, "--json", str(path))
+    assert code == 0 and out.startswith("Trace ")
+    assert json.loads(path.read_text())["tokens"] == data["tokens"]
+
+
+def test_refused_requests_and_strict(capsys, trace):
+    code, out, err = simulate(capsys, trace, *WORLD, "--max-model-len", "2000")
+    assert (code, err) == (0, "") and "4 finished, 1 refused" in out
+    assert "1 refused: prompt and output exceed max_model_len=2000" in out
+    code, out, err = simulate(capsys, trace, *WORLD, "--max-model-len", "2000", "--strict")
+    assert code == 2 and "1 refused" in out
+    assert err == (
+        "cpkit simulate: error: --strict, and 1 request was refused (1: prompt and output exceed max_model_len=2000)\n"
+    )
+    assert simulate(capsys, trace, *WORLD, "--strict")[0] == 0
+
+
+def test_steps_check_and_seed(capsys, trace):
+    data = figures(capsys, trace, *WORLD, "--steps", "7", "--check", "every:3", "--seed", "5")
+    assert (data["steps"], data["checked_steps"], data["replay"]["seed"]) == (7, 3, 5)
+    assert figures(capsys, trace, *WORLD, "--check", "none")["checked_steps"] == 0
+    assert "Promises  not checked" in simulate(capsys, trace, *WORLD, "--check", "none")[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        pytest.param(["--check", "some"], "'some' is none of all, none, every:K", id="check-word"),
+        pytest.param(["--check", "every:0"], "K of at least 1", id="check-every-0"),
+        pytest.param(["--steps", "0"], "--steps 0: it is at least 1", id="no-steps"),
+        pytest.param(["--seed", "-1"], "--seed -1", id="negative-seed"),
+        pytest.param(["--processes", "0"], "--processes 0", id="no-process"),
+        pytest.param(["--num-kv-blocks", "1"], "num_kv_blocks=1", id="null-block-alone"),
+        pytest.param(["--chip", "abacus"], "unknown chip 'abacus': use one of", id="chip"),
+        pytest.param(["--weights-gb", "140"], "no room for KV on h200", id="weights-fill-the-chip"),
+        pytest.param(["--acceptance-rate", "1.5"], "acceptance_rate=1.5", id="acceptance"),
+        pytest.param(["--max-model-len", "0"], "--max-model-len 0", id="no-length"),
+        pytest.param(["--cp-kv-cache-interleave-size", "48"], "does not divide block_size=64", id="interleave"),
+        pytest.param(["--workspace-tokens", "3"], "no key span fits", id="budget-below-a-span"),
+        pytest.param(["--json", "no/such/dir.json"], "no/such/dir.json: No such file", id="cannot-write"),
+    ],
+)
+def test_bad_usage(capsys, trace, argv, reason):
+    code, _, err = simulate(capsys, trace, *WORLD, *argv)
+    assert code == 2 and reason in err
+    assert err.count("\n") == 1 and err.startswith("cpkit simulate: error: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"", "empty trace", id="empty"),
+        pytest.param(b"arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n1,x,5\n", "line 3", id="malformed-line"),
+        pytest.param(b"arrived_at,num_prefill_tokens,num_decode_tokens\n0,-5,5\n", "line 2", id="negative"),
+        pytest.param(gzip.compress(b"arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")[:-4], "gz", id="gz"),
+    ],
+)
+def test_bad_traces_name_file_and_line(capsys, tmp_path, content, reason):
+    path = tmp_path / "bad.trace"
+    path.write_bytes(content)
+    code, out, err = simulate(capsys, str(path), *WORLD)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert str(path) in err and reason in err
+
+
+def test_skip_bad_counts_malformed_lines(capsys, tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\nx,y,z\n1,7,2\n")
+    code, out, _ = simulate(capsys, str(path), *WORLD, "--skip-bad")
+    assert code == 0 and "1 malformed line skipped" in out
+    assert figures(capsys, str(path), *WORLD, "--skip-bad")["trace"]["skipped"] == 1
+
+
+def test_a_violation_is_reported_saved_and_can_be_looked_at(capsys, trace, tmp_path, monkeypatch):
+    """The command that is printed plans the very step that was saved."""
+    monkeypatch.chdir(tmp_path)
+    fault = Violation("cover", "query_tokens", (1, 3), "token 5 of request 0 is computed by 2 ranks")
+    checks = iter([(), (fault,), (fault,)])
+    monkeypatch.setattr(cpkit.step_record, "check_step", lambda plans: next(checks, ()))
+    code, out, err = simulate(capsys, trace, *WORLD, "--partition", "round-robin", "--logits-mb", "0.7")
+    assert code == 1
+    assert "promised: each query token is computed once" in out
+    assert "2 violations" in out and "step 1: cover/query_tokens: ranks 1, 3: token 5" in out
+    lines = err.splitlines()
+    assert lines[0] == f"violation in step 1: {fault}" and "violation.json" in lines[1]
+    command = shlex.split(lines[2])
+    assert command[:3] == ["cpkit", "plan", "violation.json"]
+    assert main([*command[1:], "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["batch"] == Batch.load(tmp_path / "violation.json").to_json()
+    assert plan["partition"] == "round_robin" and plan["budget"]["logits_bytes"] == int(0.7 * (1 << 20))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param([], id="defaults"),
+        pytest.param(
+            ["-tp", "4", "-pcp", "2", "-dcp", "8", "-pp", "2", "-dp", "3", "--dcp-comm-backend", "a2a"], id="dcp"
+        ),
+        pytest.param(["-pcp", "2", "--no-shard-decode-requests", "--max-model-len", "5000"], id="no-shard"),
+        pytest.param(["-pcp", "2", "--shard-decode-requests", "--workspace-tokens", "9999"], id="shard"),
+        pytest.param(["--logits-mb", "0.3333333", "--num-speculative-tokens", "2", "--max-num-seqs", "5"], id="limits"),
+        pytest.param(["--model", "glm-5", "--partition", "contiguous", "--block-size", "32"], id="model"),
+    ],
+)
+def test_engine_flags_undo_read_settings(argv):
+    args = make_parser().parse_args(["simulate", "trace", *argv])
+    settings = read_settings(args)
+    again = make_parser().parse_args(["plan", *shlex.split(engine_flags(args, settings))])
+    assert read_settings(again) == settings
+
+
+@pytest.mark.parametrize(("tp", "pp", "block_size"), [(8, 1, 64), (4, 2, 128)])
+def test_default_pool(tp, pp, block_size):
+    """V3.2: 656 bytes of latent and 132 of index keys a token in each of 61 layers; weights take half of 141 GB."""
+    model = load_model("deepseek-v3.2")
+    topology = Topology(tp=tp, pp=pp, block_size=block_size)
+    block_bytes = (656 + 132) * 61 * block_size // pp
+    pool = default_pool(model, topology, chip="h200", weights_gb=None, utilization=0.9)
+    assert pool.num_blocks == int((141e9 * 0.9 - 70.5e9) // block_bytes)
+    assert "h200" in pool.source and "half" in pool.source
+    stated = default_pool(model, topology, chip="h200", weights_gb=100.0, utilization=0.9)
+    assert stated.num_blocks == int((141e9 * 0.9 - 100e9) // block_bytes)
+    assert "as stated" in stated.source
+
+
+def test_default_pool_refuses_what_does_not_fit():
+    with pytest.raises(ConfigError, match="no room for KV on h100"):
+        default_pool(load_model("glm-5"), Topology(), chip="h100", weights_gb=72.0, utilization=0.9)
+
+
+def test_progress_is_for_terminals_alone(capsys):
+    ProgressLine().show(Progress(5, 1, 10, None, 1.0))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(1200, 1000, 4000, None, 60.0), "step 1,200   1,000/4,000 requests   20 steps/s   3:00 to go"),
+        (Progress(50, 0, 4000, 100, 10.0), "step 50   0/4,000 requests   5 steps/s   0:10 to go"),
+        (Progress(50, 0, 4000, None, 10.0), "step 50   0/4,000 requests   5 steps/s"),
+    ],
+)
+def test_progress_text(progress, text):
+    assert progress_text(progress) == text
