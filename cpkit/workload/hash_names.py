@@ -54,10 +54,10 @@ class HashBlockSize:
         """Take a row in, or raise ValueError and leave it out. A row without hashes says nothing."""
         if num_hashes == 0:
             return
-        low, high = ceil_div(prompt_len, num_hashes), np.inf
-        if num_hashes > 1:
-            high = (prompt_len - 1) // (num_hashes - 1)
-        to_end = _overlap(self._to_end, (max(low, 1), high))
+        if num_hashes > prompt_len:
+            raise ValueError(f"{num_hashes} hashes for {prompt_len} tokens: no block size fits this row")
+        longest = (prompt_len - 1) // (num_hashes - 1) if num_hashes > 1 else np.inf
+        to_end = _overlap(self._to_end, (ceil_div(prompt_len, num_hashes), longest))
         whole = _overlap(self._whole, (prompt_len // (num_hashes + 1) + 1, prompt_len // num_hashes))
         if to_end[0] > to_end[1] and whole[0] > whole[1]:
             raise ValueError(
@@ -66,17 +66,15 @@ class HashBlockSize:
         self._to_end, self._whole = to_end, whole
 
     def choose(self, usual: int) -> int:
-        """The format's usual size if it fits, else the smallest power of two that does, else the smallest that does.
+        """The format's usual size if either reading allows it, else the smallest power of two, else the smallest.
 
         Small is safe: fewer tokens are taken for shared than may have been.
         """
         ranges = [r for r in (self._to_end, self._whole) if r[0] <= r[1]]
-        for low, high in ranges:
-            if low <= usual <= high:
-                return usual
-        low, high = ranges[0]
-        power = 1 << (int(low) - 1).bit_length()
-        return power if power <= high else int(low)
+        if any(low <= usual <= high for low, high in ranges):
+            return usual
+        powers = [power for low, high in ranges if (power := 1 << (int(low) - 1).bit_length()) <= high]
+        return min(powers) if powers else min(int(low) for low, _ in ranges)
 
 
 def _overlap(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:

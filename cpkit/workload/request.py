@@ -46,7 +46,7 @@ class Request:
                 f"request {self.req_id}: arrival_s={self.arrival_s}, think_time_s={self.think_time_s}: times are "
                 "finite and not negative"
             )
-        if self.hash_block_size < 1 or (len(self.block_hashes) - 1) * self.hash_block_size >= max(self.prompt_len, 1):
+        if self.hash_block_size < 1 or (len(self.block_hashes) - 1) * self.hash_block_size >= self.prompt_len:
             raise InputError(
                 f"request {self.req_id}: {len(self.block_hashes)} hashes of {self.hash_block_size} tokens for a prompt "
                 f"of {self.prompt_len}: each hash covers at least one prompt token"

@@ -186,4 +186,6 @@ def read_session_lengths(source: TraceSource, limit: int | None) -> Read:
         num_read += 1
         return request
 
-    return list(islice(csv_records(source, LENGTH_COLUMNS, parse), limit)), ["sub-agents of the session start with it"]
+    return list(islice(csv_records(source, LENGTH_COLUMNS, parse), limit)), [
+        "a session's sub-agents start when it does: their own start is not recorded"
+    ]
