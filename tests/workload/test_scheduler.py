@@ -293,11 +293,11 @@ def test_b37_ranks_that_schedule_alone_get_the_same_batches():
     num_steps = 0
     for steps in zip(*runs, strict=True):
         num_steps += 1
-        assert len({str(step.batch.to_json()) for step in steps}) == 1
+        batches = [step.batch for step in steps]
+        for name in ("req_ids", "seq_lens", "query_lens", "prompt_lens", "block_tables"):
+            assert len({getattr(batch, name).tobytes() for batch in batches}) == 1
         assert len({(step.time_s, step.num_waiting, step.num_held_blocks) for step in steps}) == 1
-    assert num_steps == len(
-        list(schedule(trace, block=64, dcp=4, budget=make_budget(8192, 4, 1), blocks=4000, model_len=1 << 20, rate=0.5))
-    )
+    assert num_steps >= 750_000 // 8192, "the prompts alone fill that many steps"
 
 
 def test_b119_admission_charges_a_prompt_for_its_own_blocks_alone():
