@@ -61,7 +61,8 @@ class Simulation:
     """A replay, whole or as far as it came.
 
     num_steps, num_tokens, num_decode_tokens: of the steps planned; num_checked: of them, checked.
-    balance: max/mean over ranks of tokens, causal_work and stored_keys. traffic: one rank's, over all steps.
+    balance: max/mean over ranks of tokens, causal_work and stored_keys. traffic: one rank's, over all steps
+        and all layers (with pipeline stages a rank has its share of them).
     planner_us: one rank's plan of a step; planner_all_us: all ranks of it, one after another.
     broken: the first MAX_BROKEN steps that break a promise. complete: the trace or max_steps was reached.
     """

@@ -34,5 +34,5 @@ def progress_text(progress: Progress) -> str:
     to_go = f"   {int(left_s) // 60}:{int(left_s) % 60:02} to go" if progress.fraction else ""
     return (
         f"step {progress.num_steps:,}   {progress.num_done:,}/{progress.num_requests:,} requests   "
-        f"{rate:,.0f} steps/s{to_go}"
+        f"{rate:,.{int(rate < 10)}f} steps/s{to_go}"
     )

@@ -107,7 +107,7 @@ def _stored_table(plan: StepPlan) -> list[str]:
         )
     names = ["keys" if ratio == 1 else f"keys/{ratio}" for ratio in plan.shards]
     header = ["dcp rank", "world ranks", *names, "all layers", *(f"new {name}" for name in names)]
-    title = "Who stores the keys, this step's included"
+    title = f"Who stores the keys, this step's included: largest/mean {_imbalance(plan_balance([plan]).stored_keys)}"
     if any(ratio > 1 for ratio in plan.shards):
         title += " (keys/4: one key stands for 4 tokens)"
     return [title, *indent(table(header, shorten(rows, MAX_ROWS), "rl" + "r" * (len(header) - 2)))]
@@ -266,7 +266,8 @@ def _traffic_table(plan: StepPlan) -> list[str]:
         return []
     total = sum(t.calls for t in traffic.values()), sum(t.bytes for t in traffic.values())
     rows.append(["total", count(total[0]), size(total[1])])
-    return ["All layers of one rank", *indent(table(["collectives", "calls", "bytes put in"], rows, "lrr"))]
+    stages = f", all {plan.topology.pp} pipeline stages" if plan.topology.pp > 1 else ""
+    return [f"All layers, what one rank puts in{stages}", *indent(table(["", "calls", "bytes"], rows, "lrr"))]
 
 
 def numbers(values: list[int]) -> str:

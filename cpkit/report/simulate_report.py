@@ -1,7 +1,7 @@
 """A replay as text, for the engineer who will choose the sizes."""
 
 from cpkit.promises.violation import RULES
-from cpkit.report.table import count, indent, plural, share, size, table
+from cpkit.report.table import count, indent, micros, plural, share, size, table
 from cpkit.simulation import Quantiles, Simulation
 
 BALANCE_NAMES = {
@@ -10,6 +10,7 @@ BALANCE_NAMES = {
     "stored_keys": "keys stored",
 }
 MAX_VIOLATIONS = 5
+LINE = 115
 
 
 def simulate_report(simulation: Simulation, pool_source: str) -> str:
@@ -41,6 +42,7 @@ def _setting(simulation: Simulation, pool_source: str) -> list[str]:
     drafts = f", {budget.num_speculative_tokens} draft tokens" if budget.num_speculative_tokens else ""
     partition = settings.partition.replace("_", "-") if topology.pcp > 1 else "none (pcp=1)"
     merge = settings.merge if topology.dcp > 1 else "none (dcp=1)"
+    pool = f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens (block x dcp); "
     lines = [
         f"Trace     {simulation.trace.name} ({simulation.trace.format}), seed {replay.seed}",
         f"World     {settings.model.name}, {' '.join(sizes)}: {plural(simulation.num_ranks, 'rank')}{replicas}; "
@@ -48,8 +50,7 @@ def _setting(simulation: Simulation, pool_source: str) -> list[str]:
         f"Choices   partition {partition}, merge {merge}",
         f"Limits    {budget.max_num_batched_tokens:,} tokens and {budget.max_num_seqs:,} requests a step{drafts}, "
         f"{replay.max_model_len:,} tokens a request",
-        f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens (block x dcp)",
-        f"          {pool_source}",
+        *([pool + pool_source] if len(pool + pool_source) <= LINE else [pool.rstrip("; "), f"          {pool_source}"]),
     ]
     return lines + [f"Note      {note}" for note in simulation.trace.notes]
 
@@ -129,7 +130,8 @@ def _traffic(simulation: Simulation) -> list[str]:
     if not rows:
         return ["Collectives: none"]
     header = ["", "calls", "bytes", "calls a step", "bytes a step"]
-    return ["Collectives, what one rank puts in", *indent(table(header, rows, "lrrrr"))]
+    stages = f", all {simulation.settings.topology.pp} pipeline stages" if simulation.settings.topology.pp > 1 else ""
+    return [f"Collectives, what one rank puts in{stages}", *indent(table(header, rows, "lrrrr"))]
 
 
 def _peaks(simulation: Simulation) -> list[str]:
@@ -156,9 +158,9 @@ def _peaks(simulation: Simulation) -> list[str]:
 def _planner(simulation: Simulation) -> list[str]:
     one, every = simulation.planner_us, simulation.planner_all_us
     rows = [
-        ["one rank", f"{one.p50:,.0f} us", f"{one.p99:,.0f} us"],
-        [f"all {simulation.num_ranks:,} ranks", f"{every.p50:,.0f} us", f"{every.p99:,.0f} us"],
+        ["one rank", micros(one.p50), micros(one.p99)],
+        [f"all {simulation.num_ranks:,} ranks", micros(every.p50), micros(every.p99)],
     ]
     rate = simulation.num_steps / simulation.wall_s if simulation.wall_s else 0.0
-    took = f"  the whole replay took {simulation.wall_s:,.1f} s ({rate:,.0f} steps/s)"
+    took = f"  the whole replay took {simulation.wall_s:,.1f} s ({rate:,.{int(rate < 10)}f} steps/s)"
     return ["Planner, time a step", *indent(table(["", "p50", "p99"], rows, "lrr")), took]

@@ -55,6 +55,13 @@ def size(num_bytes: float) -> str:
     return f"{scaled:,.1f} {BINARY_UNITS[-1]}"
 
 
+def micros(us: float) -> str:
+    """A duration given in microseconds.  454 -> 454 us, 24100 -> 24.1 ms, 1356911 -> 1.4 s"""
+    if us < 9999.5:
+        return f"{us:,.0f} us"
+    return f"{us / 1e3:,.1f} ms" if us < 999_950 else f"{us / 1e6:,.1f} s"
+
+
 def share(part: float, whole: float) -> str:
     """A part in per cent; what is there but rounds to nothing shows as <0.1%."""
     percent = 100 * part / whole if whole else 0.0

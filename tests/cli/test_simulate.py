@@ -214,8 +214,8 @@ def test_progress_is_for_terminals_alone(capsys):
     ("progress", "text"),
     [
         (Progress(1200, 1000, 4000, None, 60.0), "step 1,200   1,000/4,000 requests   20 steps/s   3:00 to go"),
-        (Progress(50, 0, 4000, 100, 10.0), "step 50   0/4,000 requests   5 steps/s   0:10 to go"),
-        (Progress(50, 0, 4000, None, 10.0), "step 50   0/4,000 requests   5 steps/s"),
+        (Progress(50, 0, 4000, 100, 10.0), "step 50   0/4,000 requests   5.0 steps/s   0:10 to go"),
+        (Progress(50, 0, 4000, None, 10.0), "step 50   0/4,000 requests   5.0 steps/s"),
     ],
 )
 def test_progress_text(progress, text):

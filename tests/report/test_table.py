@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpkit.report.table import count, indent, plural, share, shorten, size, table
+from cpkit.report.table import count, indent, micros, plural, share, shorten, size, table
 
 
 def test_table():
@@ -39,6 +39,13 @@ def test_size(num_bytes, text):
 )
 def test_share(part, whole, text):
     assert share(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(0, "0 us"), (9999.4, "9,999 us"), (9999.5, "10.0 ms"), (999_949, "999.9 ms"), (999_950, "1.0 s")]
+)
+def test_micros(us, text):
+    assert micros(us) == text
 
 
 def test_count_and_plural():
