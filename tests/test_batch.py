@@ -65,6 +65,12 @@ def test_without_prompt_lens_one_token_is_a_decode(seq_len, query_len, prefillin
     assert Batch.from_lens([seq_len], [query_len]).is_prefilling.tolist() == [prefilling]
 
 
+def test_sorting_keeps_the_order_within_decodes_and_prefills():
+    query = [1, 9] * 40
+    ids = Batch.from_lens([20] * 80, query).req_ids.tolist()
+    assert ids == [*range(0, 80, 2), *range(1, 80, 2)]
+
+
 def test_b73_context_leaves_this_steps_tokens_out():
     assert Batch.from_lens([19], [3], [16]).num_computed.tolist() == [16]
 
