@@ -63,9 +63,9 @@ def test_local_lens_count_the_ranks_complete_keys(rows, dcp_size, turn_states, r
 @pytest.mark.parametrize(
     ("seq_lens", "query_lens", "expected"),
     [
-        pytest.param([0], [2], [0, 0], id="padded-request"),
-        pytest.param([2], [4], [0, 0, 1, 2], id="shorter-than-its-query"),
-        pytest.param([10, 7, 12, 0], [3, 1, 4, 0], [8, 9, 10, 7, 9, 10, 11, 12], id="ragged"),
+        pytest.param([0], [2], [0, 0], id="b69-padded-request"),
+        pytest.param([2], [4], [0, 0, 1, 2], id="b69-shorter-than-its-query"),
+        pytest.param([10, 7, 12, 0], [3, 1, 4, 0], [8, 9, 10, 7, 9, 10, 11, 12], id="b77-ragged"),
     ],
 )
 def test_lens_never_fall_below_zero(seq_lens, query_lens, expected):
@@ -75,7 +75,7 @@ def test_lens_never_fall_below_zero(seq_lens, query_lens, expected):
     assert [n for row, q in zip(native.tolist(), query_lens, strict=True) for n in row[:q]] == expected
 
 
-def test_localising_comes_after_the_expansion():
+def test_b67_localising_comes_after_the_expansion():
     lens = flatten_decodes(np.array([10]), np.array([3])).seq_lens
     assert local_decode_lens(lens, dcp_size=2, dcp_rank=1, interleave=1).tolist() == [4, 4, 5]
 

@@ -24,13 +24,13 @@ def test_chunk_tokens(rows, first, length, sliced):
     assert flat[tokens.start : tokens.stop] == expected
 
 
-def test_the_second_request_counts_from_its_own_start():
+def test_b93_the_second_request_counts_from_its_own_start():
     """Flat token 13 of two 10-token prefills is token 3 of the second."""
     tokens = chunk_tokens(np.array([10, 10]), np.array([10, 10]), (13, 14))
     assert (tokens.row.tolist(), tokens.position.tolist()) == ([1], [3])
 
 
-def test_states_are_counted_over_the_whole_context():
+def test_b91_states_are_counted_over_the_whole_context():
     """Ratio 4, 4096 tokens before a chunk of 1945: 1510 states, not the 486 of the chunk alone."""
     tokens = chunk_tokens(np.array([4096 + 1945]), np.array([1945]), (1944, 1945))
     ranges = key_ranges_gathered(tokens.position, tokens.row, np.array([0, 1510]), compress_ratio=4)

@@ -81,10 +81,10 @@ def test_far_positions_keep_64_bits():
 @pytest.mark.parametrize(
     ("page", "stride"),
     [
-        pytest.param(3, 19_008, id="stride-above-the-payload"),
-        pytest.param(1994, 1_077_120, id="just-above-2^31"),
-        pytest.param(2066, 1_039_680, id="another-stride-above-2^31"),
-        pytest.param(598, 3_600_000, id="big-blocks"),
+        pytest.param(3, 19_008, id="b117-stride-above-the-payload"),
+        pytest.param(1994, 1_077_120, id="b127-just-above-2^31"),
+        pytest.param(2066, 1_039_680, id="b127-another-stride-above-2^31"),
+        pytest.param(598, 3_600_000, id="b129-big-blocks"),
     ],
 )
 def test_pages_lie_a_stride_apart(page, stride):

@@ -56,9 +56,9 @@ def test_sharded_slots_follow_the_deal(lens, block_size, dcp_size, interleave, s
 @pytest.mark.parametrize(
     ("position", "interleave", "block_size", "owner", "local"),
     [
-        pytest.param(1500, 1024, 128, 1, 476, id="interleave-above-the-kernel-block"),
-        pytest.param(1536, 1, 1, 0, 192, id="interleave-1"),
-        pytest.param(1536, 1536, 1, 1, 0, id="interleave-1536"),
+        pytest.param(1500, 1024, 128, 1, 476, id="b45-interleave-above-the-kernel-block"),
+        pytest.param(1536, 1, 1, 0, 192, id="b53-interleave-1"),
+        pytest.param(1536, 1536, 1, 1, 0, id="b53-interleave-1536"),
     ],
 )
 def test_owner_and_local_index(position, interleave, block_size, owner, local):
@@ -102,7 +102,7 @@ def test_tail_slots(positions, tables, skip_null_blocks, expected):
     assert slots.tolist() == expected
 
 
-def test_slots_far_out_keep_64_bits():
+def test_b129_slots_far_out_keep_64_bits():
     tables = np.full((1, 20_000), 2**31 - 1, np.int32)
     position = np.array([16_000_000])
     slots = replicated_slots(position, np.array([0]), tables, block_size=1024)
@@ -147,3 +147,8 @@ def test_padding_names_no_row(length):
 def test_padding_never_drops_tokens():
     with pytest.raises(PlanError, match="buffer of 1 slots for 2 tokens"):
         padded_slots(np.array([7, 9]), 1)
+
+
+def test_b47_slots_of_another_width_are_refused():
+    with pytest.raises(PlanError, match="2147483648"):
+        as_int32("slot", np.array([7, 1 << 31]))

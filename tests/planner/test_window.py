@@ -57,7 +57,7 @@ def test_draft_block_sees_the_window_before_it_and_itself(rows, window):
 
 @pytest.mark.parametrize(
     ("position", "start", "stop"),
-    [pytest.param(70, 0, 71, id="inside-the-first-window"), (127, 0, 128), (128, 1, 129)],
+    [pytest.param(70, 0, 71, id="b111-inside-the-first-window"), (127, 0, 128), (128, 1, 129)],
 )
 def test_the_window_counts_the_querys_own_token(position, start, stop):
     windows = causal_windows(np.array([position]), window_size=128)
