@@ -1,0 +1,32 @@
+"""The example programs run and print what their docstrings promise."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("plan_a_step.py", "collectives of one layer"),
+        ("find_a_key.py", "dcp rank 3 stores 172 keys"),
+        ("ownership_svg.py", "PCP rank 1: 264"),
+    ],
+)
+def test_example_runs(program, words, capsys):
+    runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+    assert words in capsys.readouterr().out
+
+
+def test_every_example_is_run():
+    listed = set(test_example_runs.pytestmark[0].args[1][i][0] for i in range(3))
+    assert listed == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+def test_picture_is_what_its_program_draws(capsys):
+    runpy.run_path(str(EXAMPLES / "ownership_svg.py"), run_name="__main__")
+    picture = EXAMPLES.parent / "docs" / "images" / "ownership.svg"
+    assert capsys.readouterr().out == picture.read_text(encoding="utf-8")
