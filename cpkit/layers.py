@@ -8,7 +8,7 @@ class Index:
     """The indexer of a layer, which scores every key and picks the best.
 
     topk: keys picked; num_heads, head_dim: of the index queries; ratio: tokens per indexer key (a kpool indexer scores
-    pools, so its ratio is above the layer's compress_ratio); key_bytes: bytes of a key in the indexer cache, scale included.
+    pools, so its ratio is above the layer's compress_ratio); key_bytes: of a row of the indexer cache, scale included.
     """
 
     topk: int

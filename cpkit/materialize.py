@@ -1,7 +1,7 @@
 """Index arrays of a plan, made on demand: a plan itself holds only formulas.
 
-What one rank writes to a sharded cache in a step, block_size=2, dcp_size=2, interleave=1, request with 3 computed tokens,
-4 new ones and blocks 7 and 9 (each id spans block_size * dcp_size = 4 positions):
+What one rank writes to a sharded cache in a step, block_size=2, dcp_size=2, interleave=1, a request with 3 computed
+tokens, 4 new ones and blocks 7 and 9 (each id spans block_size * dcp_size = 4 positions):
 
     key (position)    3 4 5 6
     owner             1 0 1 0
@@ -67,7 +67,7 @@ def _slots(plan: StepPlan, req: IntArray, local: IntArray, ratio: int) -> IntArr
         i = int(np.argmax(column))
         raise PlanError(
             f"request {int(req[i])} stores key {int(local[i])} of its shard in block column {int(column[i])}, but its "
-            f"block table has {tables.shape[1]} columns: allocate a block for every {plan.topology.virtual_block} tokens"
+            f"block table has {tables.shape[1]} columns: allocate one for every {plan.topology.virtual_block} tokens"
         )
     block = tables[req, column].astype(np.int64)
     if len(block) and int(block.min()) == 0:

@@ -122,7 +122,7 @@ def test_empty_batch_stores_nothing():
         pytest.param([[3, 0]], "request 0 would write block 0, the null block, at block column 1", id="null-block"),
         pytest.param(
             [[3]],
-            "stores key 4 .*block column 1, .*has 1 columns: allocate a block for every 8 tokens",
+            "stores key 4 .*block column 1, .*has 1 columns: allocate one for every 8 tokens",
             id="too-narrow",
         ),
         pytest.param([[]], "block column 1, but its block table has 0 columns", id="no-blocks"),

@@ -1,8 +1,8 @@
 """Prefill chunks: which rows are gathered and scored together, within the workspace and the logits budget.
 
-Rows join a chunk in order while their keys fit the workspace and (query tokens x keys) fits the logits. A row that alone
-breaks a budget stands alone and is cut: along its queries into runs, and, when its keys alone break one, along its keys
-into spans, outside the runs, so that each span is gathered once.
+Rows join a chunk in order while their keys fit the workspace and (query tokens x keys) fits the logits. A row that
+alone breaks a budget stands alone and is cut: along its queries into runs, and, when its keys alone break one, along
+its keys into spans, outside the runs, so that each span is gathered once.
 
     workspace 8 keys, logits 16:    row            0  1  2     query tokens   1  1  4     keys   3  4  10
         chunk 0    rows 0..2        keys 7         queries 0..2               one run
@@ -24,8 +24,8 @@ class Chunk:
     """Rows [row_start, row_stop) with keys [key_start, key_stop) of each, scored in runs of query tokens.
 
     key_start, key_stop: the span of a lone row's keys; 0 and the widest context where rows are whole.
-    num_keys: keys that the chunk gathers, of all its rows. num_queries: query tokens, counted from the chunk's first; on a
-    rank that has fewer the last runs are short or empty. run: query tokens scored at once. last_span: no later chunk
+    num_keys: keys that the chunk gathers, of all its rows. num_queries: query tokens, counted from the chunk's first;
+    on a rank that has fewer the last runs are short or empty. run: query tokens scored at once. last_span: no later chunk
     holds further keys of these rows, so the selection of their queries is complete.
     """
 
@@ -40,6 +40,7 @@ class Chunk:
 
     @property
     def num_runs(self) -> int:
+        """Runs of query tokens, the last one shorter."""
         return -(-self.num_queries // self.run)
 
     @property
@@ -119,7 +120,7 @@ def _cut(
         if span == 0:
             raise PlanError(
                 f"no key span fits: workspace={workspace_keys} keys and {max_logits} logits are below one turn of the "
-                f"shards, {span_unit} keys (dcp * interleave); raise the workspace or logits budget, or lower interleave"
+                f"shards, {span_unit} keys (dcp * interleave); raise the workspace or logits budget or lower interleave"
             )
     for start in range(0, num_keys, span):
         stop = min(start + span, num_keys)

@@ -4,7 +4,7 @@ Per layer                                                                   grou
     1 kv_latent, index_key, swa_row, slots    all-gather    pcp             pcp > 1: every rank writes what it owns
     2 index_keys, latent_rows                 all-gather    dcp             pcp > 1 and dcp > 1: per prefill chunk
     3 query_heads                             all-gather    dcp, or tp      dcp > 1: rows whose outputs are merged
-    4 candidates                              all-gather    dcp             dcp > 1: decode rows; prefill rows of pcp = 1
+    4 candidates                              all-gather    dcp             dcp > 1: decode rows; with pcp = 1 all rows
     5 lse, outputs / partials                 ag_rs or a2a  dcp             their partial outputs
       output_heads                            all-gather    pcp             pcp > 1: back to the own heads
 Once per step
@@ -85,7 +85,7 @@ class StepShape:
 
 
 def list_collectives(shape: StepShape, topology: Topology, model: Model, merge: str) -> StepCollectives:
-    """All collectives of a step; merge: ag_rs or a2a. Raises ConfigError for another merge or heads that do not divide."""
+    """All collectives of a step; merge: ag_rs or a2a. Raises ConfigError for another or heads that do not divide."""
     if merge not in MERGES:
         raise ConfigError(f"merge {merge!r}: use one of {', '.join(MERGES)}")
     if _merged_rows(shape, topology):

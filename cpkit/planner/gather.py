@@ -83,8 +83,8 @@ def plan_gather(
 ) -> GatherPlan:
     """The gather of one chunk.
 
-    row_req, row_shard_keys: [rows] int64, request of each prefill row and keys of its request's largest shard; rows of a
-    request are adjacent and agree, else PlanError. interleave in keys. A request without keys has an empty region.
+    row_req, row_shard_keys: [rows] int64, request of each prefill row and keys of its request's largest shard; rows
+    of a request are adjacent and agree, else PlanError. interleave in keys. A request without keys has an empty region.
     """
     rows = slice(chunk.row_start, chunk.row_stop)
     bounds = request_row_bounds(row_req[rows])
@@ -101,4 +101,3 @@ def plan_gather(
     if len(shard_keys) == 1:
         shard_keys = np.minimum(shard_keys, -(-chunk.key_stop // dcp_size)) - first_local
     return GatherPlan(dcp_size, interleave, first_local, freeze(shard_keys), seal(row_region))
-

@@ -46,8 +46,8 @@ class Partition:
 
     strategy: the name that every rank must share. mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE.
     owner: [num_reqs] int64, the rank of a WHOLE request. order: [num_reqs] int64, requests with decodes first.
-    split: [splits] int64, the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2] int64, first token and
-    tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
+    split: [splits] int64, the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2] int64, first token
+    and tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
     """
 
     strategy: str

@@ -40,10 +40,12 @@ class Rows:
 
     @property
     def num_decode_tokens(self) -> int:
+        """Query tokens of the decode rows, which come first."""
         return int(self.query_start_loc[self.num_decodes])
 
     @property
     def total_tokens(self) -> int:
+        """Query tokens of the rank."""
         return int(self.query_start_loc[-1])
 
     @property
