@@ -145,12 +145,19 @@ def _runs(held: Held, ratio: int, chunks: _Chunks) -> Iterator[tuple[str, str]]:
 
 
 def _keys(held: Held, ratio: int, chunks: _Chunks, pairs: _Pairs) -> Iterator[tuple[str, str]]:
-    """Without gathers a chunk's keys are its rows' keys inside its span, and no gather is planned."""
+    """Without gathers a chunk's keys are its rows' keys inside its span, cut between turns of the shards, if any."""
     if held.rank.gathers.get(ratio):
         yield "gathers", f"{len(held.rank.gathers[ratio])} gathers, but with pcp=1 or dcp=1 nothing is gathered"
     if not len(chunks.run):
         return
     start, stop = chunks.key_start[pairs.chunk], chunks.key_stop[pairs.chunk]
+    topology = held.plan.topology
+    turn_keys = topology.dcp * max(1, topology.interleave // ratio)
+    if topology.dcp > 1 and (at := first(chunks.key_start % turn_keys != 0)) is not None:
+        yield (
+            "spans",
+            f"chunk {at} starts at key {chunks.key_start[at]}, inside a turn of the shards ({turn_keys} keys)",
+        )
     seen = np.clip(chunks.keys[pairs.row], start, stop) - start
     num_keys = np.add.reduceat(seen, prefix_sum(chunks.row_stop - chunks.row_start)[:-1])
     if (at := first(chunks.num_keys != num_keys)) is not None:

@@ -11,6 +11,7 @@ and blocks 7 and 9; a block id spans 4 positions, and each rank fills its part o
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -77,11 +78,14 @@ def _count_keys(
         yield Violation("cover", "stored_keys", tuple(holders) or tuple(held.number for held in group), detail)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Slots:
-    """Slots of all ranks of a group: holder, req, key, slot, [n] int64, by rank, request and key."""
+    """Slots of all ranks of a group, [n] int64 each, by rank, request and key."""
 
-    def __init__(self, holder: IntArray, req: IntArray, key: IntArray, slot: IntArray) -> None:
-        self.holder, self.req, self.key, self.slot = holder, req, key, slot
+    holder: IntArray
+    req: IntArray
+    key: IntArray
+    slot: IntArray
 
     def violation(self, at: int, ratio: int, words: str) -> Violation:
         where = f"ratio {ratio}: key {self.key[at]} of request {self.req[at]} goes to slot {self.slot[at]}, {words}"

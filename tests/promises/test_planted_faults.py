@@ -1,7 +1,7 @@
 """One fault per rule, planted in otherwise right plans: each is reported by its rule, with the ranks that have it.
 
 World "gather": pcp=2, tp=2, dcp=4, in the order 0, 2, 1, 3. "sharded": pcp=4, decodes dealt out. "dcp": tp=4, dcp=4.
-"spans": a request cut along its keys and queries. "idle": ranks without a token.
+"spans", "dcp-spans": a request cut along its keys and queries. "idle": ranks without a token.
 """
 
 from dataclasses import replace
@@ -19,6 +19,7 @@ from cpkit.step import plan_step
 from cpkit.topology import Topology
 from tests.promises import worlds
 from tests.promises.plant import (
+    cut_inside_a_turn,
     everywhere,
     in_batch,
     in_chunk,
@@ -51,6 +52,11 @@ WORLDS = {
     "dcp": (Topology(tp=4, dcp=4, block_size=8), REQUESTS, BUDGET),
     "spans": (
         Topology(pcp=2, dcp=2, block_size=8),
+        [(0, 64, 64)],
+        replace(BUDGET, workspace_tokens=24, logits_bytes=4 * 96),
+    ),
+    "dcp-spans": (
+        Topology(tp=2, dcp=2, block_size=8),
         [(0, 64, 64)],
         replace(BUDGET, workspace_tokens=24, logits_bytes=4 * 96),
     ),
@@ -191,6 +197,7 @@ FAULTS = [
     ("spans", "cover/spans", (0, 1), everywhere(in_chunk(1, lambda c: {"key_start": c.key_start + 2}))),
     ("spans", "cover/spans", (0, 1), everywhere(in_chunk(1, lambda c: {"key_start": c.key_start - 2}))),
     ("spans", "cover/spans", (0, 1), everywhere(in_chunk(0, lambda c: {"key_stop": c.key_stop - 2}))),
+    ("dcp-spans", "cover/spans", (0, 1), everywhere(cut_inside_a_turn)),
     ("spans", "cover/last_span", (0, 1), everywhere(in_chunk(0, lambda c: {"last_span": True}))),
     ("spans", "cover/last_span", (0, 1), everywhere(in_chunk(-1, lambda c: {"last_span": False}))),
     ("spans", "cover/runs", (0, 1), everywhere(in_chunk(0, lambda c: {"run": 0}))),
