@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from cpkit.arrays import BoolArray, IntArray, as_ints, as_lens, freeze, prefix_sum
+from cpkit.batch import pad_block_tables
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.checks import check_tensor
 from cpkit.planner.slots import as_int32
@@ -177,11 +178,10 @@ def rank_batch(
     loc = prefix_sum(as_lens("query_lens", query_lens, PlanError))
     lens = as_lens("seq_lens", seq_lens, PlanError)
     slots = as_ints("slot_mapping", slot_mapping, PlanError)
-    tables = as_int32("block_tables", np.asarray(block_tables, np.int64).reshape(len(lens), -1))
     return RankBatch(
         query_start_loc=torch.tensor(as_int32("query_start_loc", loc), device=device),
         seq_lens=torch.tensor(as_int32("seq_lens", lens), device=device),
-        block_tables=torch.tensor(tables, device=device),
+        block_tables=torch.tensor(pad_block_tables(block_tables), device=device),
         slot_mapping=torch.tensor(slots, device=device),
         host_query_start_loc=freeze(loc),
         max_seq_lens=freeze(lens),
