@@ -7,6 +7,7 @@ kept in step order: the result is the same for any number of processes.
 """
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections import deque
@@ -120,11 +121,12 @@ def planned(
         for lot in source:
             yield lot, record_lot(settings, replay, lot.steps)
         return
-    pool = ProcessPoolExecutor(replay.processes, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(replay.processes, mp_context=context, initializer=leave_with_parent)
     pending: deque[tuple[Lot, Future[list[StepRecord]]]] = deque()
     try:
         for lot in source:
-            with interrupts_ignored():
+            with interrupts_held():
                 pending.append((lot, pool.submit(record_lot, settings, replay, lot.steps)))
             while pending and (pending[0][1].done() or len(pending) > 2 * replay.processes):
                 lot, future = pending.popleft()
@@ -143,14 +145,25 @@ def record_lot(
     return [record_step(settings, index, batch, check=replay.checks(index)) for index, batch in steps]
 
 
+def leave_with_parent() -> None:
+    """Called in a planning process: end when the one that replays is gone, however it was ended."""
+
+    def watch() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @contextmanager
-def interrupts_ignored() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches all of a terminal's: the one that replays decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted, and only it may change handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def interrupts_held() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which reaches all of a terminal's: the one that replays decides.
+
+    They inherit the blocked signal; here it waits, and is delivered afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -194,7 +194,7 @@ def test_progress_rises_to_one():
 
 
 def test_processes_work_outside_the_main_thread(monkeypatch):
-    """Signal handlers belong to the main thread alone."""
+    """Where signal handlers cannot be set."""
     monkeypatch.setattr(cpkit.simulate, "LOT_PLANS", 20)
     out = []
     thread = threading.Thread(

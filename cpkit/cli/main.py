@@ -5,6 +5,7 @@ A reader that closes the pipe early (`cpkit plan ... | head -1`) ends the output
 """
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ exit codes: 0 done, 1 a promise was violated, 2 bad usage or input, 130 interrup
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal's encoding lacks
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json("-", plan_data(plan))
     else:
-        emit(plan_report(plan, args.rank))
+        saved = f"\n\nSaved as {args.save}" if args.save else ""
+        emit(plan_report(plan, args.rank) + saved)
     return 0
 
 

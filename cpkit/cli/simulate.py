@@ -121,14 +121,13 @@ def run(args: argparse.Namespace) -> int:
     """Replay, report; returns the exit code."""
     from cpkit.cli.progress import ProgressLine
     from cpkit.report.simulate_report import simulate_report
-    from cpkit.simulate import check_merge, simulate
+    from cpkit.simulate import simulate
     from cpkit.workload.traces import read_trace
 
     settings = read_settings(args)
     pool = _pool(args, settings)
     replay = read_replay(args, settings, pool)
     trace = read_trace(args.trace, seed=args.seed, skip_bad=args.skip_bad)
-    check_merge(trace, settings)
     line = ProgressLine()
     try:
         simulation = simulate(trace, settings, replay, on_progress=line.show)

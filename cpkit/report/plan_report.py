@@ -7,6 +7,8 @@ import numpy as np
 from cpkit.arrays import IntArray
 from cpkit.balance import plan_balance
 from cpkit.digest import digest
+from cpkit.errors import PlanError
+from cpkit.materialize import stored_keys
 from cpkit.plan_data import new_keys, stored_lens
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.partition import REPLICATED, WHOLE, Segments
@@ -18,6 +20,7 @@ from cpkit.traffic import step_traffic
 
 MAX_ROWS = 14
 SEGMENTS_WIDTH = 60
+MAX_RUNS = 4
 
 
 def plan_report(plan: StepPlan, rank: int | None = None) -> str:
@@ -182,14 +185,39 @@ def _keys_table(plan: StepPlan, rank: RankPlan) -> list[str]:
     held = {ratio: stored_lens(plan, rank, ratio)[1].tolist() for ratio in plan.shards}
     written = {ratio: new_keys(plan, rank, ratio).tolist() for ratio in plan.shards}
     names = ["keys" if ratio == 1 else f"keys/{ratio}" for ratio in plan.shards]
-    cells = [
-        [str(req), *(count(held[ratio][i]) for ratio in held), *(count(written[ratio][i]) for ratio in written)]
-        for i, req in enumerate(plan.batch.req_ids.tolist())
+    slots = {ratio: new_slots(plan, rank, ratio) for ratio in plan.shards if plan.batch.block_tables is not None}
+    cells = []
+    for i, req in enumerate(plan.batch.req_ids.tolist()):
+        cells.append([str(req), *(count(keys[i]) for keys in (*held.values(), *written.values()))])
+        cells[i] += [lines[i] for lines in slots.values()]
+    header = [
+        "request",
+        *names,
+        *(f"new {name}" for name in names),
+        *(f"slots of new {name}" for name in names if slots),
     ]
-    header = ["request", *names, *(f"new {name}" for name in names)]
     total = size(cache_bytes(plan, {ratio: sum(lens) for ratio, lens in held.items()}))
     title = f"Keys it stores, this step's included: {total} over all layers"
-    return [title, *indent(table(header, shorten(cells, MAX_ROWS), "r" * len(header)))]
+    align = "r" * (len(header) - len(slots)) + "l" * len(slots)
+    return [title, *indent(table(header, shorten(cells, MAX_ROWS), align))]
+
+
+def new_slots(plan: StepPlan, rank: RankPlan, ratio: int) -> list[str]:
+    """For each request the cache slots of the keys that a rank writes, or why there are none."""
+    try:
+        stored = stored_keys(plan, rank, ratio)
+    except PlanError as error:
+        return [str(error)] + [""] * (plan.batch.num_reqs - 1)
+    assert stored.slot is not None
+    return [slots_text(stored.slot[stored.req == req]) for req in range(plan.batch.num_reqs)]
+
+
+def slots_text(slots: IntArray) -> str:
+    """Runs of slots, the first few.  18 19 20 64 -> 18..20 64"""
+    starts = np.flatnonzero(np.diff(slots, prepend=-2) != 1)
+    runs = np.split(slots, starts[1:]) if len(slots) else []
+    shown = [f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:MAX_RUNS]]
+    return " ".join(shown + ["..."] * (len(runs) > MAX_RUNS))
 
 
 # ---- chunks and collectives ------------------------------------------------------------------------------------------

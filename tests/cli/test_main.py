@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,6 +97,43 @@ def test_heavy_modules_stay_out(tmp_path, argv, modules):
     )
     done = subprocess.run([sys.executable, "-c", program, *argv], env=ENV, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+def test_planning_processes_end_with_the_one_that_replays(tmp_path):
+    """Killed outright, it can tell them nothing; they are found by their process group."""
+    trace = trace_file(tmp_path / "trace.csv", 400, prompt=3000, output=400)
+    argv = [sys.executable, "-m", "cpkit", "simulate", trace, "-tp", "4", "-pcp", "2", "-dcp", "8", "--processes", "2"]
+    with subprocess.Popen(
+        argv, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 30
+        while len(group_members(process.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(group_members(process.pid)) >= 3
+        process.kill()
+        process.wait()
+        while group_members(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert group_members(process.pid) == []
+
+
+def group_members(group):
+    """Live processes of a process group, from /proc."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state != "Z":
+                members.append(int(stat.parent.name))
+    return members
+
+
+def test_a_name_that_the_terminal_cannot_write(tmp_path):
+    trace = trace_file(tmp_path / "\u65e5.csv", 1)
+    argv = [sys.executable, "-m", "cpkit", "simulate", trace, "--processes", "1"]
+    env = {**ENV, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "\\u65e5.csv" in done.stdout
 
 
 @pytest.mark.parametrize("processes", [1, 2])

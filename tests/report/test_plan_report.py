@@ -2,12 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.model import load_model
-from cpkit.report.plan_report import cache_bytes, numbers, plan_report, segments_text
+from cpkit.report.plan_report import cache_bytes, numbers, plan_report, segments_text, slots_text
 from cpkit.step import plan_step
 from cpkit.topology import Topology
 from cpkit.traffic import step_traffic
@@ -42,6 +43,31 @@ def test_segments_text_is_cut_to_a_width():
     assert text.endswith(f"... {40 - shown} more") and len(text) < 80
     idle = make_plan([3], [1], Topology(pcp=2))
     assert segments_text(idle, idle.partition.segments(1)) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [([], ""), ([0], "0"), ([18, 19, 20, 64], "18..20 64"), ([5, 4], "5 4"), ([1, 3, 5, 7, 9], "1 3 5 7 ...")],
+)
+def test_slots_text(slots, text):
+    assert slots_text(np.array(slots, np.int64)) == text
+
+
+def test_one_rank_shows_the_slots_it_writes():
+    """block_size=2, dcp=2: keys 3..6 of blocks 7 and 9 lie at slots 15 and 18 of rank 1, 18 and 19 of rank 0."""
+    model = load_model("deepseek-v3.2")
+    batch = Batch.from_lens([7], [4], block_tables=[[7, 9]])
+    plan = plan_step(batch, Topology(tp=2, dcp=2, block_size=2), model, default_budget(model))
+    assert re.search(r"\n +0 +4 +2  18\.\.19\n", plan_report(plan, 0))
+    assert re.search(r"\n +0 +3 +2  15 18\n", plan_report(plan, 1))
+
+
+def test_a_block_table_that_is_too_narrow_is_said_and_the_rest_is_shown():
+    model = load_model("deepseek-v3.2")
+    batch = Batch.from_lens([7, 2], [4, 2], block_tables=[[7], [9]])
+    plan = plan_step(batch, Topology(block_size=2), model, default_budget(model))
+    text = plan_report(plan, 0)
+    assert "block table" in text and "Collectives: none" in text
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3.2", "deepseek-v4-flash", "glm-5.3-flash"])
