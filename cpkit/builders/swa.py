@@ -185,6 +185,7 @@ class SwaBuilder:
                 window_size=window_size,
                 token_offset=0,
                 replay_start=batch.replay_start,
+                row_stride=batch.row_stride,
                 indices=indices,
                 lens=lens,
             )
