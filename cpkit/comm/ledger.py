@@ -1,0 +1,83 @@
+"""What a rank really sent, counted as it goes, and the first place where that differs from the plan's list."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from cpkit.planner.collectives import Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One collective that moved data. elements, bytes: what this rank put in; site: where in the program."""
+
+    op: str
+    group: str
+    what: str
+    dtype: str
+    elements: int
+    bytes: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Collectives of one kind since the start, and the bytes that this rank put in."""
+
+    calls: int
+    bytes: int
+
+
+class Ledger:
+    """Collectives of one rank in the order issued.
+
+    A call counts if it can move data: a group of one rank, an empty tensor and a barrier do not. Totals run on from
+    step to step, by (op, group, what); the list itself is taken once a step.
+    """
+
+    def __init__(self) -> None:
+        self._issued: list[Issued] = []
+        self.totals: dict[tuple[str, str, str], Total] = {}
+
+    def add(self, entry: Issued) -> None:
+        """Count one collective."""
+        self._issued.append(entry)
+        key = entry.op, entry.group, entry.what
+        before = self.totals.get(key, Total(0, 0))
+        self.totals[key] = Total(before.calls + 1, before.bytes + entry.bytes)
+
+    def take(self) -> tuple[Issued, ...]:
+        """What was issued since the last take."""
+        issued, self._issued = tuple(self._issued), []
+        return issued
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where what was issued leaves the plan; None where one of the two has ended."""
+
+    index: int
+    planned: Collective | None
+    issued: Issued | None
+
+    def __str__(self) -> str:
+        planned = f"the plan has {_spell(self.planned)}" if self.planned else "the plan has ended"
+        issued = f"issued was {_spell(self.issued)} at {self.issued.site}" if self.issued else "nothing more was issued"
+        return f"collective {self.index}: {planned}, {issued}"
+
+
+def compare(issued: Iterable[Issued], planned: Iterable[Collective]) -> Difference | None:
+    """First difference in op, group, data, dtype, elements or order, or None. `times` of the plan count one by one."""
+    wanted = (collective for collective in planned for _ in range(collective.times))
+    for index, (plan, entry) in enumerate(zip_longest(wanted, issued)):
+        if plan is None or entry is None or _key(plan) != _key(entry):
+            return Difference(index, plan, entry)
+    return None
+
+
+def _key(one: Collective | Issued) -> tuple[str, str, str, str, int]:
+    return one.op, one.group, one.what, one.dtype, one.elements
+
+
+def _spell(one: Collective | Issued) -> str:
+    return f"{one.op} of {one.what} over {one.group}, {one.elements} {one.dtype}"
