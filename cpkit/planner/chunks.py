@@ -25,8 +25,8 @@ class Chunk:
 
     key_start, key_stop: the span of a lone row's keys; 0 and the widest context where rows are whole.
     num_keys: keys that the chunk gathers, of all its rows. num_queries: query tokens, counted from the chunk's first;
-    on a rank that has fewer the last runs are short or empty. run: query tokens scored at once. last_span: no later chunk
-    holds further keys of these rows, so the selection of their queries is complete.
+    on a rank that has fewer the last runs are short or empty. run: query tokens scored at once. last_span: no later
+    chunk holds further keys of these rows, so the selection of their queries is complete.
     """
 
     row_start: int

@@ -39,6 +39,7 @@ def check_places(gather, num_keys, dcp_size, interleave, first=0, stop=1 << 40):
         assert all(local[0] <= place % gather.keys_per_rank < local[1] for place in region)
 
 
+@settings(max_examples=50)
 @given(
     num_keys=st.lists(st.one_of(st.integers(0, 40), st.integers(0, 5000)), min_size=1, max_size=4),
     dcp_size=st.integers(1, 16),

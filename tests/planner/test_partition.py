@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cpkit.errors import ConfigError
@@ -72,6 +72,7 @@ def test_every_rank_gets_its_cards(reqs, ranks, dcp, strategy, wish):
         ]
 
 
+@settings(max_examples=50)
 @given(reqs=requests, ranks=st.integers(1, 16), dcp=st.sampled_from([1, 4]), strategy=st.sampled_from(STRATEGIES))
 def test_every_token_has_one_writer_and_one_computer_or_all(reqs, ranks, dcp, strategy):
     partition = cut([q for q, _ in reqs], [p for _, p in reqs], pcp_size=ranks, dcp_size=dcp, strategy=strategy)
