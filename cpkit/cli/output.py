@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from cpkit.errors import InputError
+
 
 def emit(text: str) -> None:
     """Print to stdout; if its reader has gone, quietly stop writing there, so that the exit code stays what it is."""
@@ -26,6 +28,12 @@ def silence(stream: TextIO) -> None:
 def json_text(data: Any) -> str:
     """JSON as all tools read it: NaN and infinity do not occur."""
     return json.dumps(data, indent=1, allow_nan=False)
+
+
+def check_folder(path: str) -> None:
+    """Refuse a file whose folder does not exist before the work that it is for; raises InputError."""
+    if not Path(path).parent.is_dir():
+        raise InputError(f"{path}: there is no folder {Path(path).parent}")
 
 
 def write_json(path: str, data: Any) -> None:

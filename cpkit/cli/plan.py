@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.options import add_engine_flags, read_settings
-from cpkit.cli.output import emit, write_json
+from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, whole_number
 from cpkit.errors import InputError
 
@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.report.plan_report import plan_report
     from cpkit.saved_plan import save_plan
 
+    if args.save:
+        check_folder(args.save)
     settings = read_settings(args)
     plan = settings.plan(read_batch(args), args.rank)
     if args.save:

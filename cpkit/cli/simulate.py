@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, read_settings
-from cpkit.cli.output import emit, write_json
+from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
 from cpkit.errors import ConfigError, InputError
@@ -124,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.simulate import simulate
     from cpkit.workload.traces import read_trace
 
+    for path in (args.json or "-", args.save_violation):
+        check_folder(path)
     settings = read_settings(args)
     pool = _pool(args, settings)
     replay = read_replay(args, settings, pool)

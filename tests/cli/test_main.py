@@ -46,7 +46,10 @@ def test_version():
         pytest.param(["plan", *STEP, "-tp", "2", "-dcp", "3"], "dcp=3 with tp=2 pcp=1", id="illegal-topology"),
         pytest.param(["plan", "missing.json"], "missing.json: No such file", id="missing-batch"),
         pytest.param(["simulate", "missing.csv"], "missing.csv: No such file", id="missing-trace"),
-        pytest.param(["plan", *STEP, "--save", "no/such/dir.npz"], "no/such/dir.npz: No such file", id="cannot-write"),
+        pytest.param(
+            ["plan", *STEP, "--save", "no/such/dir.npz"], "no/such/dir.npz: there is no folder", id="no-folder"
+        ),
+        pytest.param(["plan", *STEP, "--save", "/dev/full"], "No space left", id="disk-full"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(tmp_path, argv, reason):

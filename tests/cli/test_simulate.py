@@ -112,7 +112,7 @@ def test_steps_check_and_seed(capsys, trace):
         pytest.param(["--max-model-len", "0"], "--max-model-len 0", id="no-length"),
         pytest.param(["--cp-kv-cache-interleave-size", "48"], "does not divide block_size=64", id="interleave"),
         pytest.param(["--workspace-tokens", "3"], "no key span fits", id="budget-below-a-span"),
-        pytest.param(["--json", "no/such/dir.json"], "no/such/dir.json: No such file", id="cannot-write"),
+        pytest.param(["--json", "no/such/dir.json"], "no/such/dir.json: there is no folder no/such", id="no-folder"),
     ],
 )
 def test_bad_usage(capsys, trace, argv, reason):
