@@ -42,7 +42,8 @@ def local_lens(lens: IntArray, rank: int | IntArray, dcp_size: int, interleave: 
     """
     turn = dcp_size * interleave
     full = lens // turn
-    held: IntArray = full * interleave + np.clip(lens - full * turn - rank * interleave, 0, interleave)
+    rest = lens - full * turn - rank * interleave
+    held: IntArray = full * interleave + np.minimum(np.maximum(rest, 0), interleave)
     return held
 
 
