@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
-import torch
 from cpkit.batch import Batch
 from cpkit.builders.common import RankBatch, Shard, rank_batch
 from cpkit.planner.layout import gather_layout

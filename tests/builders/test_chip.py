@@ -1,8 +1,8 @@
 """What chips have: native decode widths, per-token kernels, schedules; and the decode path that follows."""
 
 import pytest
-
 import torch
+
 from cpkit.builders.chip import Chip, chip_of
 from cpkit.builders.indexer_decode import DecodePath, fixed_path, step_path
 from cpkit.errors import ConfigError

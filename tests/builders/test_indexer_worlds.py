@@ -1,9 +1,11 @@
 """Whole indexer builds of every rank of random worlds, against keys placed and looked at one by one."""
 
+import itertools
+
 import numpy as np
+import torch
 from hypothesis import given, settings
 
-import torch
 from cpkit.budget import Budget
 from cpkit.builders.chip import Chip
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
@@ -121,14 +123,16 @@ def test_prefill_tokens_see_their_keys_once(step):
     for (pcp_rank, dcp_rank), metadata in build_all(step).items():
         seen = {}
         for chunk in metadata.prefill.chunks if metadata.prefill else ():
-            workspace = gathered_keys(step, chunk, pcp_rank) if chunk.gather else local_keys(
-                step, chunk, pcp_rank, dcp_rank
+            workspace = (
+                gathered_keys(step, chunk, pcp_rank) if chunk.gather else local_keys(step, chunk, pcp_rank, dcp_rank)
             )
             num_tokens = chunk.token_stop - chunk.token_start
             assert len(chunk.key_start) == len(chunk.key_end) == num_tokens
             assert chunk.num_keys <= 24 and num_tokens * chunk.num_keys <= 60
             for at in range(num_tokens):
-                keys = workspace[int(chunk.key_start[at]) : int(chunk.key_end[at])]
+                start, stop = int(chunk.key_start[at]), int(chunk.key_end[at])
+                assert 0 <= start <= stop <= len(workspace)
+                keys = workspace[start:stop]
                 seen.setdefault(chunk.token_start + at, []).extend(keys)
             assert_key_rows(step, chunk, pcp_rank)
         for at, (req, pos) in enumerate(step.tokens(pcp_rank)):
@@ -213,7 +217,7 @@ def check_schedule(decode, tile):
             work += [(row, at) for at in range(-(-longest // tile))]
     starts = [tuple(entry) for entry in decode.schedule.tolist()]
     bounds = [work.index(start) if start in work else len(work) for start in starts]
-    shares = [stop - first for first, stop in zip(bounds, bounds[1:], strict=False)]
+    shares = [stop - first for first, stop in itertools.pairwise(bounds)]
     assert decode.schedule.dtype == torch.int32
     assert bounds[0] == 0 and bounds[-1] == len(work)
     assert min(shares) >= 0 and max(shares) - min(shares) <= 1

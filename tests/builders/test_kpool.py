@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from cpkit.budget import Budget
 from cpkit.builders.common import rank_batch
 from cpkit.builders.graphs import GraphSupport

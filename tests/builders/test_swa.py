@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from cpkit.budget import Budget
 from cpkit.builders.chip import Chip
 from cpkit.builders.common import rank_batch
@@ -109,9 +109,7 @@ def test_draft_blocks_see_the_window_before_and_the_whole_block(rows, padding):
     seq_lens, query_lens = [before + new for before, new in rows], [new for _, new in rows]
     tables = 1 + np.arange(3 * len(rows)).reshape(-1, 3)
     slots = [0] * sum(query_lens) + [-1] * padding
-    built = SwaBuilder(config(draft_blocks=True)).build(
-        rank_batch(query_lens, seq_lens, tables, slots, causal=False)
-    )
+    built = SwaBuilder(config(draft_blocks=True)).build(rank_batch(query_lens, seq_lens, tables, slots, causal=False))
     want = []
     for (before, new), table in zip(rows, tables, strict=True):
         keys = [oracles.block_slot(table, key, BLOCK) for key in range(before + new) if key >= before - 5]

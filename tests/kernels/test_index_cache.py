@@ -1,0 +1,68 @@
+"""The indexer page: values first, scales behind, byte by byte."""
+
+import numpy as np
+import pytest
+import torch
+
+from cpkit.errors import ConfigError, PlanError
+from cpkit.kernels.fp8 import quantize_fp8
+from cpkit.kernels.index_cache import gather_index_keys, insert_index_keys, pack_index_keys, unpack_index_keys
+from tests.kernels.pages import e4m3_byte, fp32_bytes, page_cache, put
+
+EXACT = [0.0, 1.0, -3.0, 448.0, 2.0**-9, -0.4375]
+
+
+def test_a_page_byte_by_byte():
+    cache, want = page_cache(3, 2 * (4 + 4)), page_cache(3, 2 * (4 + 4))
+    values = torch.tensor([[1.0, -3.0, 448.0, 0.0], [2.0**-9, -0.4375, 2.0, 1.5], [7.0, 7.0, 7.0, 7.0]])
+    scales, slots = torch.tensor([0.25, 3e-7, 9.0]), torch.tensor([5, 2, -1])
+    insert_index_keys(cache, values.to(torch.float8_e4m3fn), scales, slots, block_size=2)
+    for slot, row, scale in zip([5, 2], values.tolist(), scales.tolist(), strict=False):
+        put(want, slot, 2, [e4m3_byte(v) for v in row], fp32_bytes(scale))
+    assert torch.equal(cache, want)
+
+
+@pytest.mark.parametrize("num_keys", [0, 1, 63, 64, 65])
+def test_what_is_inserted_is_gathered(num_keys):
+    rng = np.random.default_rng(num_keys)
+    values, scales = quantize_fp8(torch.from_numpy(rng.normal(size=(num_keys, 128))).float())
+    cache = page_cache(3, 64 * 132, 64 * 132 + 12)
+    slots = torch.from_numpy(rng.permutation(192)[:num_keys])
+    insert_index_keys(cache, values, scales[:, 0], slots, block_size=64)
+    order = torch.from_numpy(rng.permutation(num_keys))
+    asked = torch.cat([slots[order], torch.tensor([-1, 192])])
+    got_values, got_scales = gather_index_keys(cache, asked, block_size=64)
+    assert got_values.dtype == torch.float8_e4m3fn and got_values.is_contiguous() and got_scales.is_contiguous()
+    assert torch.equal(got_values[:num_keys].float(), values[order].float())
+    assert torch.equal(got_scales[:num_keys], scales[order, 0])
+    assert (got_values[num_keys:].float() == 0).all() and (got_scales[num_keys:] == 0).all()
+
+
+def test_packed_rows_travel_and_come_back():
+    values, scales = torch.tensor([EXACT]).to(torch.float8_e4m3fn), torch.tensor([0.125])
+    rows = pack_index_keys(values, scales)
+    assert rows[0].tolist() == [e4m3_byte(v) for v in EXACT] + list(fp32_bytes(0.125))
+    back = unpack_index_keys(torch.cat([rows, rows])[1:])
+    assert torch.equal(back[0].float(), values.float()) and torch.equal(back[1], scales)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        pytest.param({"values": torch.ones(1, 4)}, PlanError, "float8_e4m3fn", id="not-quantized"),
+        pytest.param({"scales": torch.ones(2)}, PlanError, "scales", id="scales-of-other-keys"),
+        pytest.param({"scales": torch.ones(2, 2)[:, 0]}, PlanError, "scales", id="strided-scales"),
+        pytest.param({"slots": torch.tensor([0, 1])}, PlanError, "rows", id="slots-of-other-keys"),
+        pytest.param({"backend": "triton"}, ConfigError, "triton", id="backend-not-built"),
+    ],
+)
+def test_refusals(change, error, words):
+    call = {
+        "cache": page_cache(1, 16),
+        "values": torch.ones(1, 4).to(torch.float8_e4m3fn),
+        "scales": torch.ones(1),
+        "slots": torch.tensor([0]),
+        "block_size": 2,
+    } | change
+    with pytest.raises(error, match=words):
+        insert_index_keys(**call)
