@@ -1,4 +1,4 @@
-"""Indexer builds by hand: paths, padding, compressed caches, PCP, updates, reused buffers, upper bounds, refusals."""
+"""Indexer builds by hand: paths, padding, compressed caches, PCP, updates, reused buffers, upper bounds."""
 
 from dataclasses import replace
 
@@ -6,32 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from cpkit.budget import Budget
-from cpkit.builders.chip import Chip
-from cpkit.builders.common import RankBatch, Shard, rank_batch
+from cpkit.builders.common import Shard, rank_batch
 from cpkit.builders.graphs import GraphSupport
-from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
-from cpkit.errors import ConfigError, PlanError
-
-A100, HOPPER, BLACKWELL = (Chip("cuda", family=family, num_workers=2) for family in (80, 90, 100))
-
-
-def builder(*, chip=HOPPER, drafts=1, shard=None, comm=None, widen_lens=None, tokens=32, seqs=8, **options):
-    limits = {name: options.pop(name) for name in ("workspace_tokens", "logits_bytes") if name in options}
-    budget = Budget(
-        **{"workspace_tokens": 1000, **limits},
-        max_num_batched_tokens=tokens,
-        max_num_seqs=seqs,
-        num_speculative_tokens=drafts,
-    )
-    given = {"block_size": 4, "max_blocks": 12, "shard": Shard() if shard is None else shard, **options}
-    return IndexerBuilder(IndexerConfig(budget, chip, **given), comm=comm, widen_lens=widen_lens)
-
-
-def batch(query_lens, seq_lens, *, padding=0, tables=None, **fields):
-    tables = 1 + np.arange(12 * len(seq_lens)).reshape(-1, 12) if tables is None else tables
-    slots = [0] * sum(query_lens) + [-1] * padding
-    return rank_batch(query_lens, seq_lens, tables, slots, **fields)
+from cpkit.errors import PlanError
+from tests.builders.indexers import A100, BLACKWELL, HOPPER, batch, builder
 
 
 def test_flat_decodes_on_every_path_to_them():
@@ -273,128 +251,3 @@ def tails(one, built):
     stage = one._decode.buffers
     for name in ("seq_lens", "query_lens", "req_query_lens"):
         yield getattr(stage, name).tensor[built[f"decode.{name}."].numel() :]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        pytest.param(
-            {"compress_ratio": 4, "shard": Shard(dcp_size=2, interleave=2)},
-            "interleave=2 is not a multiple of compress_ratio=4",
-            id="state-on-two-ranks",
-        ),
-        pytest.param({"compress_ratio": 3}, "block_size=4 is not a multiple of compress_ratio=3", id="split-block"),
-        pytest.param(
-            {"compress_ratio": 2, "kernel_block_size": 3}, "kernel_block_size=3 does not divide", id="kernel-block"
-        ),
-        pytest.param(
-            {"compress_ratio": 2, "shard": Shard(pcp_size=2)}, "no comm: the ranks gather their slots", id="no-comm"
-        ),
-        pytest.param({"max_blocks": 0}, "max_blocks=0", id="no-blocks"),
-    ],
-)
-def test_settings_that_cannot_work(options, message):
-    with pytest.raises(ConfigError, match=message):
-        builder(**options)
-
-
-def test_places_that_do_not_exist():
-    with pytest.raises(ConfigError, match="dcp_rank=2 with dcp_size=2"):
-        Shard(dcp_size=2, dcp_rank=2)
-    with pytest.raises(ConfigError, match="pcp_rank=-1 with pcp_size=1"):
-        Shard(pcp_rank=-1)
-    with pytest.raises(ConfigError, match="interleave=0"):
-        Shard(interleave=0)
-
-
-@pytest.mark.parametrize(
-    ("options", "step", "message"),
-    [
-        pytest.param({}, {"seq_lens": [49]}, "seq_len 49 with a block table of 12 entries", id="table-too-narrow"),
-        pytest.param({"max_blocks": 11}, {}, "12 block table entries, but", id="table-too-wide"),
-        pytest.param({"tokens": 1}, {}, "2 tokens, but the builder's buffers hold 1", id="too-many-tokens"),
-        pytest.param({"seqs": 1}, {"query_lens": [1, 1], "seq_lens": [2, 2]}, "2 rows, but", id="too-many-rows"),
-        pytest.param(
-            {"shard": Shard(pcp_size=2)},
-            {},
-            "needs is_prefilling for each of 1 rows, got none",
-            id="no-flags-under-pcp",
-        ),
-        pytest.param(
-            {"workspace_tokens": 3, "shard": Shard(dcp_size=2, interleave=2)},
-            {"query_lens": [9], "seq_lens": [9]},
-            "no key span fits",
-            id="span-below-one-turn",
-        ),
-    ],
-)
-def test_batches_that_cannot_work(options, step, message):
-    with pytest.raises(PlanError, match=message):
-        builder(**options).build(batch(**{"query_lens": [2], "seq_lens": [2], **step}))
-
-
-def test_rows_of_requests_need_sizes_of_whole_requests():
-    one = builder(shard=Shard(pcp_size=2, dcp_size=2))
-    step = replace(batch([4, 4], [4, 12], is_prefilling=[True, True]), req=np.array([0, 0]))
-    with pytest.raises(PlanError, match="without max_shard_lens and largest_shares"):
-        one.build(step)
-    shares = {"largest_shares": np.array([8, 8])}
-    with pytest.raises(PlanError, match="row 1 of request 0: largest shard 7 keys, but an earlier row"):
-        one.build(replace(step, max_shard_lens=np.array([6, 7]), **shares))
-    with pytest.raises(PlanError, match=r"prefill row 1 sees 12 tokens .* largest shard is 5 tokens on 2 ranks"):
-        one.build(replace(step, max_shard_lens=np.array([5, 5]), **shares))
-    sizes = {"max_shard_lens": np.array([6, 2, 6]), "largest_shares": np.array([8, 4, 8])}
-    apart = replace(batch([4, 4, 4], [4, 4, 12], is_prefilling=[True] * 3), req=np.array([0, 1, 0]), **sizes)
-    with pytest.raises(PlanError, match="adjacent"):
-        one.build(apart)
-
-
-def test_gathered_slots_have_a_segment_a_rank():
-    class Comm:
-        def all_gather(self, tensor, group):
-            raise AssertionError("refused before the collective")
-
-    one = builder(shard=Shard(pcp_size=2), compress_ratio=2, comm=Comm())
-    with pytest.raises(PlanError, match="3 gathered slots for 2 PCP ranks"):
-        one.build(rank_batch([1], [2], [[7]], [0, 0, 0], num_tokens=1, is_prefilling=[True]))
-    both = builder(shard=Shard(pcp_size=2, dcp_size=2, interleave=2), compress_ratio=2, comm=Comm())
-    with pytest.raises(PlanError, match="without writes_kv"):
-        both.build(rank_batch([1], [2], [[7]], [0, 0], num_tokens=1, is_prefilling=[True]))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        pytest.param({"seq_lens": torch.tensor([9], dtype=torch.int64)}, r"seq_lens is int64 \[1\] on cpu", id="dtype"),
-        pytest.param({"seq_lens": torch.zeros(2, dtype=torch.int32)}, r"seq_lens is int32 \[2\]", id="length"),
-        pytest.param({"slot_mapping": torch.zeros(2, dtype=torch.int32)}, "slot_mapping is int32", id="slots-32-bit"),
-        pytest.param({"seq_lens": torch.zeros(1, dtype=torch.int32, device="meta")}, "on meta: it must", id="device"),
-        pytest.param(
-            {"block_tables": torch.zeros(12, 2, dtype=torch.int32)[:, 1:].T}, "must be contiguous", id="strides"
-        ),
-        pytest.param({"host_query_start_loc": np.array([0, 2, 1])}, "never falls", id="falling-boundaries"),
-        pytest.param({"host_query_start_loc": np.array([1, 2])}, "starts at 0", id="boundaries-from-1"),
-        pytest.param({"num_tokens": 1}, "num_tokens=1 with 2 query tokens", id="fewer-tokens-than-queries"),
-        pytest.param({"num_tokens": 3}, "num_tokens=3 with 2 query tokens and 2 slots", id="tokens-without-slots"),
-        pytest.param({"max_seq_lens": np.array([1])}, "row 0: seq_len 1 with 2 query tokens", id="below-queries"),
-        pytest.param({"is_prefilling": np.array([True, True])}, "is_prefilling has 2 entries for 1 rows", id="flags"),
-        pytest.param({"req": np.array([0, 0])}, "req has 2 entries for 1 rows", id="requests"),
-    ],
-)
-def test_batches_whose_parts_contradict_each_other(fields, message):
-    step = batch([2], [9])
-    with pytest.raises(PlanError, match=message):
-        replace(step, **fields)
-    assert isinstance(step, RankBatch)
-
-
-def test_lengths_beyond_int32_are_refused():
-    with pytest.raises(PlanError, match="seq_lens reaches 2147483648, outside int32"):
-        rank_batch([1], [1 << 31], [[1]], [0])
-
-
-def test_a_workspace_beyond_int32_is_refused():
-    huge = builder(workspace_tokens=1 << 40, logits_bytes=1 << 50, max_blocks=1 << 10, block_size=1 << 21, seqs=2)
-    step = batch([5, 5], [(1 << 31) - 1] * 2, tables=np.ones((2, 1 << 10), int))
-    with pytest.raises(PlanError, match="keys of a prefill chunk reaches 4294967294, outside int32"):
-        huge.build(step)
