@@ -60,6 +60,13 @@ class Model:
         return tuple(sorted({layer.chunk_ratio for layer in self.layers if layer.compress_ratio}))
 
     @cached_property
+    def pool_ratios(self) -> frozenset[int]:
+        """Tokens per key where an indexer scores pools of a cache's keys."""
+        return frozenset(
+            layer.index.ratio for layer in self.layers if layer.index and layer.index.ratio > layer.compress_ratio
+        )
+
+    @cached_property
     def slot_ratios(self) -> tuple[int, ...]:
         """Tokens per key of every paged cache that is sharded under DCP."""
         ratios = {layer.compress_ratio for layer in self.layers} | {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpkit.arrays import IntArray
 from cpkit.batch import Batch
 from cpkit.budget import Budget
 from cpkit.digest import digest
@@ -201,7 +202,7 @@ class _Stage:
         bounds = request_row_bounds(req) if together else np.arange(len(req) + 1)
         if together:
             query_lens = self.queries.largest_share()[req[bounds[:-1]]]
-            context_keys = self.shards[ratio].shard_keys[req[bounds[:-1]]] * dcp
+            context_keys = self.gathered_shards(ratio).shard_keys[req[bounds[:-1]]] * dcp
         else:
             query_lens, context_keys = rows.num_tokens[prefill], rows.seq_lens[prefill] // ratio
         chunks = split_chunks(
@@ -218,19 +219,20 @@ class _Stage:
         if self.topology.pcp == 1 or self.topology.dcp == 1:
             return dict.fromkeys(chunks, ())
         req = rows.req[rows.num_decodes :]
-        return {
-            ratio: tuple(
-                plan_gather(
-                    chunk,
-                    req,
-                    self.shards[ratio].shard_keys[req],
-                    dcp_size=self.topology.dcp,
-                    interleave=self.shards[ratio].interleave,
-                )
-                for chunk in chunks[ratio]
-            )
-            for ratio in chunks
-        }
+        return {ratio: self.gathers_of(chunks[ratio], req, self.gathered_shards(ratio)) for ratio in chunks}
+
+    def gathers_of(self, chunks: tuple[Chunk, ...], req: IntArray, shards: Shards) -> tuple[GatherPlan, ...]:
+        """The gather of each chunk over keys of one ratio; req: [prefill rows] int64, request of each row."""
+        sizes = {"dcp_size": shards.dcp_size, "interleave": shards.interleave}
+        return tuple(plan_gather(chunk, req, shards.shard_keys[req], **sizes) for chunk in chunks)
+
+    def gathered_shards(self, ratio: int) -> Shards:
+        """Shards as gathers count them: an incomplete pool of a kpool layer is one more, as its tokens are attended."""
+        if ratio not in self.model.pool_ratios:
+            return self.shards[ratio]
+        topology = self.topology
+        lens = self.batch.seq_lens + (ratio - 1)
+        return shard_keys(lens, ratio, dcp_size=topology.dcp, interleave=topology.interleave)
 
     def shape(self, lead: RankPlan) -> StepShape:
         """Sizes that the collectives follow from. Under DCP every rank has the lead's decode rows and chunks."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpkit.batch import Batch
-from cpkit.budget import Budget
+from cpkit.budget import Budget, default_budget
 from cpkit.errors import ConfigError, PlanError
 from cpkit.model import load_model
 from cpkit.planner.partition import STRATEGIES
@@ -318,3 +318,18 @@ def test_what_cannot_be_planned(change, error, words):
     args = {"topology": Topology(tp=2, pcp=2, dcp=2), "model": V32, "budget": Budget(100)} | change
     with pytest.raises(error, match=words):
         plan_step(batch, **args)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "pools"), [(16, 1), (17, 2), (256, 16), (257, 17), pytest.param(15, 1, id="less-than-a-pool")]
+)
+def test_latents_behind_the_last_whole_pool_are_gathered(seq_len, pools):
+    """GLM-5.3-Flash attends the incomplete pool's tokens too, so the gather has room for every token of a prompt."""
+    model = load_model("glm-5.3-flash")
+    topology = Topology(tp=1, pcp=2, dcp=2, interleave=16)
+    plan = plan_step(
+        Batch.from_lens([seq_len], [seq_len]), topology, model, default_budget(model), partition="contiguous"
+    )
+    (gather,) = plan.ranks[0].gathers[16]
+    assert gather.num_keys * 16 >= seq_len
+    assert gather.keys_per_rank == -(-pools // 2)
