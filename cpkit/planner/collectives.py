@@ -2,7 +2,9 @@
 
 Per layer                                                                   group
     1 kv_latent, index_key, swa_row, slots    all-gather    pcp             pcp > 1: every rank writes what it owns
-    2 index_keys, latent_rows                 all-gather    dcp             pcp > 1 and dcp > 1: per prefill chunk
+    2 index_keys, latent_rows                 all-gather    dcp             pcp > 1 and dcp > 1: per prefill chunk; of
+                                                                            key spans first all index_keys, since the
+                                                                            selection is complete after the last span
     3 query_heads                             all-gather    dcp, or tp      dcp > 1: rows whose outputs are merged
     4 candidates                              all-gather    dcp             dcp > 1: decode rows; with pcp = 1 all rows
     5 lse, outputs / partials                 ag_rs or a2a  dcp             their partial outputs
@@ -137,13 +139,20 @@ def _kv_inputs(layer: Layer, shape: StepShape) -> Iterator[Collective]:
 
 
 def _chunk_gathers(layer: Layer, shape: StepShape) -> Iterator[Collective]:
-    """Cache rows of each prefill chunk, from all shards."""
-    for gather in shape.gathers[layer.chunk_ratio]:
-        keys = gather.keys_per_rank
+    """Cache rows of each prefill chunk, from all shards; spans of the same keys' queries go together."""
+    ratio = layer.chunk_ratio
+    spans: list[int] = []
+    for chunk, gather in zip(shape.chunks[ratio], shape.gathers[ratio], strict=True):
+        spans.append(gather.keys_per_rank)
+        if not chunk.last_span:
+            continue
         if layer.index and layer.runs_index:
-            yield Collective("all_gather", "dcp", "index_keys", "uint8", keys * layer.index.key_bytes)
-        rows = keys * layer.chunk_ratio // layer.compress_ratio
-        yield Collective("all_gather", "dcp", "latent_rows", "uint8", rows * layer.key_bytes)
+            for keys in spans:
+                yield Collective("all_gather", "dcp", "index_keys", "uint8", keys * layer.index.key_bytes)
+        for keys in spans:
+            rows = keys * ratio // layer.compress_ratio
+            yield Collective("all_gather", "dcp", "latent_rows", "uint8", rows * layer.key_bytes)
+        spans = []
 
 
 def _query_heads(layer: Layer, rows: int, topology: Topology, num_heads: int) -> Iterator[Collective]:

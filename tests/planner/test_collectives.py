@@ -208,7 +208,11 @@ def test_one_rank_sends_nothing():
 def test_key_spans_are_gathered_each_and_selected_from_once():
     budget = Budget(workspace_tokens=256, logits_bytes=4 << 20, num_speculative_tokens=1)
     spans = by_kind(plan("deepseek-v3.2", tp=1, pcp=2, dcp=2, budget=budget))["dsa", True, True]
-    assert [row[4] for row in spans if row[2] == "index_keys"] == [128 * 132, 128 * 132, 64 * 132]
+    sent = [(row[2], row[4]) for row in spans if row[2] in ("index_keys", "latent_rows")]
+    # every span is scored before the selection is known, and then attended
+    assert sent == [
+        (what, keys * size) for what, size in (("index_keys", 132), ("latent_rows", 656)) for keys in (128, 128, 64)
+    ]
     alone = by_kind(plan("deepseek-v3.2", tp=2, dcp=2, budget=budget))["dsa", True, True]
     assert [row[4:] for row in alone if row[2] == "candidates"] == [(3 * 2048 * 12, 1), (512 * 2048 * 12, 1)]
 
