@@ -154,8 +154,6 @@ def global_topk(gathered: torch.Tensor, dcp_size: int, k: int) -> tuple[torch.Te
     """
     if gathered.shape[0] % dcp_size:
         raise PlanError(f"{gathered.shape[0]} rows of candidates from {dcp_size} ranks: each sends equally many")
-    scores, positions = (
-        part.unflatten(0, (dcp_size, -1)).transpose(0, 1).flatten(1).contiguous()
-        for part in unpack_candidates(gathered)
-    )
+    by_rank = (part.unflatten(0, (dcp_size, -1)) for part in unpack_candidates(gathered))
+    scores, positions = (part.transpose(0, 1).flatten(1).contiguous() for part in by_rank)
     return best_candidates(scores, positions, k)
