@@ -19,7 +19,14 @@ CHIPS = {
 }
 
 
-def builder(step, pcp_rank, dcp_rank, *, comm=None, chip=CHIPS["native"], workspace=24, logits=60):
+def limits(step):
+    """Keys of the workspace and logits of a run: little, but at least one turn of the shards."""
+    turn = step.dcp_size * step.interleave // step.ratio
+    return max(10, turn), max(40, turn)
+
+
+def builder(step, pcp_rank, dcp_rank, *, comm=None, chip=CHIPS["native"]):
+    workspace, logits = limits(step)
     budget = Budget(
         workspace_tokens=workspace * step.ratio,
         logits_bytes=logits * 4,
@@ -128,7 +135,7 @@ def test_prefill_tokens_see_their_keys_once(step):
             )
             num_tokens = chunk.token_stop - chunk.token_start
             assert len(chunk.key_start) == len(chunk.key_end) == num_tokens
-            assert chunk.num_keys <= 24 and num_tokens * chunk.num_keys <= 60
+            assert chunk.num_keys <= limits(step)[0] and num_tokens * chunk.num_keys <= limits(step)[1]
             for at in range(num_tokens):
                 start, stop = int(chunk.key_start[at]), int(chunk.key_end[at])
                 assert 0 <= start <= stop <= len(workspace)
@@ -155,6 +162,7 @@ def local_keys(step, chunk, pcp_rank, dcp_rank):
         states = int(step.rows[pcp_rank].seq_lens[row]) // step.ratio
         held = step.held(req)[dcp_rank] if step.dcp_size > 1 else range(states)
         keys += [(req, state) for state in held if first <= state < min(stop, states)]
+        assert first == 0 or chunk.first_local == sum(state < first for state in held)
     assert chunk.num_local_keys == len(keys) <= chunk.max_local_keys
     return keys
 

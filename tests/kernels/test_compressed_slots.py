@@ -1,0 +1,120 @@
+"""Compressed slots on every rank against states appended in turn; packed slots through a gather."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpkit.errors import ConfigError, PlanError
+from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots, unpack_compressed_slots
+from tests import oracles
+
+REQS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=4)
+
+
+def i32(values):
+    return torch.tensor(np.asarray(values), dtype=torch.int32)
+
+
+def garbage(size):
+    return torch.full((size,), 7, dtype=torch.int64)
+
+
+@settings(max_examples=50)
+@given(
+    reqs=REQS,
+    dcp_size=st.integers(1, 3),
+    turn=st.integers(1, 2),
+    ratio=st.sampled_from([1, 2, 4]),
+    states_per_block=st.sampled_from([1, 2, 3]),
+    padding=st.integers(0, 2),
+    hidden=st.sets(st.integers(0, 12), max_size=4),
+)
+def test_states_of_every_rank(reqs, dcp_size, turn, ratio, states_per_block, padding, hidden):
+    seq_lens, query_lens = [before + new for before, new in reqs], [new for _, new in reqs]
+    total, tables = sum(query_lens), 1 + np.arange(24 * len(reqs)).reshape(-1, 24)
+    written = [at not in hidden for at in range(total)]
+    batch = i32(np.cumsum([0, *query_lens])), i32(seq_lens), i32(tables)
+    sizes = {"compress_ratio": ratio, "states_per_block": states_per_block, "dcp_size": dcp_size}
+    interleave = turn * ratio
+    want = oracles.state_slots(
+        seq_lens,
+        query_lens,
+        tables.tolist(),
+        ratio=ratio,
+        states_per_block=states_per_block,
+        ranks=dcp_size,
+        interleave=interleave,
+        written=written,
+    )
+    packed = garbage(total + padding + 1)
+    writes = torch.tensor(written + [True] * padding, dtype=torch.bool)
+    packed_compressed_slots(writes, *batch, **sizes, interleave=interleave, out=packed)
+    assert packed[total:].tolist() == [-1] * (padding + 1)
+    for rank in range(dcp_size):
+        own = oracles.token_slots(seq_lens, query_lens, tables.tolist(), 24, dcp_size, interleave)[rank]
+        slots = [slot if at not in hidden else -1 for at, slot in enumerate(own)] + [5] * padding
+        out = garbage(total + padding + 2)
+        compressed_slots(torch.tensor(slots, dtype=torch.int64), *batch, **sizes, interleave=interleave, out=out)
+        assert out.tolist() == want[rank] + [-1] * (padding + 2)
+        kept = garbage(len(packed) + 1)
+        unpack_compressed_slots(packed, dcp_size=dcp_size, dcp_rank=rank, out=kept)
+        assert kept.tolist() == want[rank] + [-1] * (padding + 2)
+
+
+def test_strided_rows():
+    out = garbage(3)  # positions 1 4 7 of a request: only 1 and 7 end a state of 2 tokens
+    slots = torch.zeros(3, dtype=torch.int64)
+    compressed_slots(
+        slots, i32([0, 3]), i32([8]), i32([[5, 6]]), compress_ratio=2, states_per_block=2, row_stride=i32([3]), out=out
+    )
+    assert out.tolist() == [5 * 2 + 0, -1, 6 * 2 + 1]
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "table", "slots"),
+    [
+        pytest.param(4, [[9, 8]], [-1, 18, -1, 19], id="all-in-range"),
+        pytest.param(2, [[9, 8]], [-1, -1, -1, 18], id="before-position-0"),
+        pytest.param(8, [[9]], [-1, -1, -1, -1], id="behind-the-table"),
+        pytest.param(4, [[0, 8]], [-1, -1, -1, -1], id="null-block"),
+        pytest.param(4, np.zeros((1, 0)), [-1, -1, -1, -1], id="no-table"),
+    ],
+)
+def test_nothing_is_written_where_nothing_belongs(seq_len, table, slots):
+    out = garbage(4)
+    compressed_slots(
+        torch.zeros(4, dtype=torch.int64),
+        i32([0, 4]),
+        i32([seq_len]),
+        i32(table),
+        compress_ratio=2,
+        states_per_block=2,
+        out=out,
+    )
+    assert out.tolist() == slots
+
+
+def test_slots_beyond_int32():
+    out = garbage(1)
+    block = i32([[2**31 - 1]])
+    compressed_slots(
+        torch.zeros(1, dtype=torch.int64), i32([0, 1]), i32([4]), block, compress_ratio=4, states_per_block=64, out=out
+    )
+    assert out.tolist() == [(2**31 - 1) * 64]
+
+
+def test_refusals():
+    batch = i32([0, 1]), i32([4]), i32([[3]])
+    sizes = {"compress_ratio": 4, "states_per_block": 2}
+    with pytest.raises(PlanError, match="slot_mapping is int32"):
+        compressed_slots(i32([0]), *batch, **sizes, out=garbage(1))
+    with pytest.raises(PlanError, match="out is int32"):
+        compressed_slots(torch.zeros(1, dtype=torch.int64), *batch, **sizes, out=i32([0]))
+    with pytest.raises(ConfigError, match="a buffer of 1 slots for 2 tokens"):
+        compressed_slots(torch.zeros(2, dtype=torch.int64), *batch, **sizes, out=garbage(1))
+    with pytest.raises(ConfigError, match="a state would span two"):
+        packed_compressed_slots(torch.ones(1, dtype=bool), *batch, **sizes, dcp_size=2, interleave=2, out=garbage(1))
+    with pytest.raises(PlanError, match="states_per_block=0"):
+        compressed_slots(garbage(1), *batch, compress_ratio=4, states_per_block=0, out=garbage(1))

@@ -1,0 +1,89 @@
+"""Decode rows on every rank against contexts grown token by token."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpkit.errors import ConfigError, PlanError
+from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
+from tests import oracles
+
+ROWS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=5)
+
+
+def i32(values):
+    return torch.tensor(np.asarray(values), dtype=torch.int32)
+
+
+def decode(kernel, rows, num_rows, width, table_width=2, **shard):
+    """The rows that a kernel writes over garbage, with block table 10 * request + column."""
+    query_lens = [n for _, n in rows]
+    tables = i32(np.arange(1, 1 + len(rows))[:, None] * 10 + np.arange(table_width))
+    sizes = ((num_rows, width), (num_rows,), (num_rows,), (num_rows,), (num_rows, table_width))
+    out = DecodeRows(*(torch.full(size, -99, dtype=torch.int32) for size in sizes))
+    kernel(i32(np.cumsum([0, *query_lens])), i32([n for n, _ in rows]), tables, out=out, **shard)
+    return out
+
+
+def keys(length, ratio, dcp_size, turn, rank):
+    held = oracles.deal(20 // ratio, dcp_size, turn)[rank]
+    return oracles.visible_keys(held, length - 1, ratio)
+
+
+@settings(max_examples=50)
+@given(
+    rows=ROWS,
+    padding=st.integers(0, 3),
+    dcp_size=st.integers(1, 3),
+    turn=st.integers(1, 2),
+    ratio=st.sampled_from([1, 2, 4]),
+)
+def test_every_token_of_every_rank(rows, padding, dcp_size, turn, ratio):
+    lens = oracles.decode_lens(*zip(*rows, strict=True))
+    total, longest = sum(map(len, lens)), max(map(len, lens))
+    for rank in range(dcp_size):
+        shard = {"dcp_size": dcp_size, "dcp_rank": rank, "interleave": ratio * turn, "compress_ratio": ratio}
+        flat = decode(flat_decodes, rows, total + padding, 1, **shard)
+        want = [(keys(n, ratio, dcp_size, turn, rank), n // ratio, req) for req, row in enumerate(lens) for n in row]
+        want += [(0, 0, len(rows) + at) for at in range(padding)]
+        assert (
+            list(zip(flat.seq_lens[:, 0].tolist(), flat.global_seq_lens.tolist(), flat.req.tolist(), strict=True))
+            == want
+        )
+        assert flat.query_lens.tolist() == [1] * (total + padding)
+        blocks = [[10 * (req + 1), 10 * (req + 1) + 1] for req, row in enumerate(lens) for _ in row]
+        assert flat.block_tables.tolist() == blocks + [[0, 0]] * padding
+
+        native = decode(native_decodes, rows, len(rows) + padding, longest, **shard)
+        for req, row in enumerate([*lens, *[[]] * padding]):
+            seen = [keys(n, ratio, dcp_size, turn, rank) for n in row]
+            assert native.seq_lens[req].tolist() == seen + [0] * (longest - len(row))
+            assert native.query_lens[req] == len(row)
+            assert native.global_seq_lens[req] == (row[-1] // ratio if row else 0)
+            assert native.block_tables[req].tolist() == ([10 * (req + 1), 10 * (req + 1) + 1] if row else [0, 0])
+
+
+def test_localising_comes_after_the_expansion():
+    shard = {"dcp_size": 2, "dcp_rank": 1}
+    assert decode(flat_decodes, [(10, 3)], 3, 1, **shard).seq_lens.flatten().tolist() == [4, 4, 5]
+    assert decode(native_decodes, [(10, 3)], 1, 3, **shard).seq_lens.tolist() == [[4, 4, 5]]
+
+
+def test_strided_tables_are_read_by_row():
+    wide = i32(np.arange(1, 13).reshape(2, 6))
+    out = DecodeRows(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2, 1), 2, 2, 2, (2, 3))))
+    flat_decodes(i32([0, 1, 2]), i32([4, 4]), wide[:, :3], out=out)
+    assert out.block_tables.tolist() == [[1, 2, 3], [7, 8, 9]]
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="interleave=2 is not a multiple of compress_ratio=4"):
+        decode(flat_decodes, [(9, 1)], 1, 1, dcp_size=2, interleave=2, compress_ratio=4)
+    with pytest.raises(PlanError, match=r"dcp_rank=2 is not in 0\.\.1"):
+        decode(native_decodes, [(9, 1)], 1, 1, dcp_size=2, dcp_rank=2)
+    with pytest.raises(PlanError, match=r"out.seq_lens is int32 \[2, 3\] on cpu: it must be int32 \[any, 1\]"):
+        decode(flat_decodes, [(9, 2)], 2, 3)
+    with pytest.raises(PlanError, match=r"query_start_loc is int32 \[2\] on cpu: it must be int32 \[3\]"):
+        native_decodes(i32([0, 1]), i32([4, 4]), i32([[1], [2]]), out=decode(native_decodes, [(9, 1)], 1, 1))

@@ -1,0 +1,193 @@
+"""Local lengths, token rows, gather lengths, deinterleaving, remapping: each against things dealt out one by one."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpkit.errors import PlanError
+from cpkit.kernels.dcp_local_lens import dcp_local_lens
+from cpkit.kernels.deinterleave import deinterleave_idx
+from cpkit.kernels.gather_lens import gather_lens
+from cpkit.kernels.position_slots import compact_slots, gathered_slots, shard_slots
+from cpkit.kernels.tail_slots import tail_slots
+from cpkit.kernels.token_to_req import token_to_req
+from tests import oracles
+
+WORLDS = [pytest.param(1, 1, id="no-dcp"), pytest.param(4, 8, id="block"), pytest.param(3, 5, id="odd")]
+
+
+def i32(values):
+    return torch.tensor(np.asarray(values), dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("dcp_size", "interleave"), WORLDS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_dcp_local_lens(dcp_size, interleave, dtype):
+    lens = torch.tensor([[0, 1, 7], [8, 9, 200]], dtype=dtype)
+    for rank in range(dcp_size):
+        out = torch.full_like(lens, -99)
+        shard = {"dcp_size": dcp_size, "dcp_rank": rank, "interleave": interleave}
+        dcp_local_lens(lens, **shard, out=out)
+        want = [[len(oracles.deal(n, dcp_size, interleave)[rank]) for n in row] for row in lens.tolist()]
+        assert out.tolist() == want and out.dtype == dtype
+    same = torch.tensor([16_000_000_001])
+    dcp_local_lens(same, dcp_size=2, dcp_rank=0, interleave=1, out=same)
+    assert same.tolist() == [8_000_000_001]
+
+
+def test_dcp_local_lens_refusals():
+    with pytest.raises(PlanError, match=r"dcp_rank=2 is not in 0\.\.1"):
+        dcp_local_lens(i32([1]), dcp_size=2, dcp_rank=2, interleave=1, out=i32([0]))
+    with pytest.raises(PlanError, match=r"out is int64 \[1\] on cpu: it must be int32 \[1\]"):
+        dcp_local_lens(i32([1]), dcp_size=1, dcp_rank=0, interleave=1, out=torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "num_mapped", "rows"),
+    [
+        pytest.param([0, 3, 3, 5], 5, [0, 0, 0, 2, 2, 0, 0], id="empty-row-and-padding"),
+        pytest.param([0, 1, 3], 5, [0, 1, 1, 1, 1, 0, 0], id="device-behind-host"),
+        pytest.param([0, 0], 0, [0, 0], id="no-tokens"),
+        pytest.param([0], 0, [0, 0], id="no-rows"),
+        pytest.param([0, 2], 9, [0, 0], id="mapped-beyond-the-end"),
+        pytest.param([0, 0, 1], 1, [1], id="empty-first-row"),
+        pytest.param([0, 1], 1, [], id="nothing-asked"),
+    ],
+)
+def test_token_to_req(boundaries, num_mapped, rows):
+    out = torch.full((len(rows),), -99, dtype=torch.int32)
+    token_to_req(i32(boundaries), num_mapped=num_mapped, out=out)
+    assert out.tolist() == rows
+
+
+def test_tokens_without_rows_are_refused():
+    with pytest.raises(PlanError, match="2 tokens and no rows"):
+        token_to_req(i32([0]), num_mapped=2, out=i32([0, 0]))
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4),
+    window=st.integers(1, 6),
+    first=st.none() | st.integers(0, 12),
+)
+def test_gather_lens_cover_every_window(rows, window, first):
+    loc = np.cumsum([0, *(new for _, new, _ in rows)])
+    lens = [before + 1 + (new - 1) * stride for before, new, stride in rows]
+    out = torch.full((len(rows),), -99, dtype=torch.int32)
+    replay = None if first is None else i32([min(first, before) for before, *_ in rows])
+    gather_lens(
+        i32(loc), i32(lens), window_size=window, replay_start=replay, row_stride=i32([r[2] for r in rows]), out=out
+    )
+    for (before, new, stride), found in zip(rows, out.tolist(), strict=True):
+        start = 0 if first is None else min(first, before)
+        own = [before + at * stride for at in range(new)]
+        seen = {key for pos in own for key in oracles.window_positions(pos, window, start)}
+        assert found == own[-1] + 1 - min(seen)
+
+
+@settings(max_examples=60)
+@given(
+    shards=st.lists(st.integers(1, 9), min_size=1, max_size=4), dcp_size=st.integers(1, 4), interleave=st.integers(1, 4)
+)
+def test_deinterleaving_restores_token_order(shards, dcp_size, interleave):
+    sent = []
+    for rank in range(dcp_size):
+        for region, width in enumerate(shards):
+            held = oracles.deal(width * dcp_size * interleave, dcp_size, interleave)[rank][:width]
+            sent += [(region, key) for key in held]
+    out = torch.full((dcp_size * sum(shards),), -99)
+    start = torch.tensor([0, *itertools.accumulate(shards)])
+    deinterleave_idx(start, dcp_size=dcp_size, interleave=interleave, out=out)
+    at = 0
+    for region, width in enumerate(shards):
+        for key in range(width * dcp_size):
+            found = sent[out[at]]
+            assert found[0] == region  # behind the last key a place may repeat, inside its region
+            assert found == (region, key) or (region, key) not in sent
+            at += 1
+
+
+@settings(max_examples=60)
+@given(
+    positions=st.lists(st.lists(st.integers(-1, 40), min_size=3, max_size=3), min_size=1, max_size=4),
+    dcp_size=st.integers(1, 3),
+    interleave=st.integers(1, 3),
+    mapped=st.booleans(),
+)
+def test_positions_become_rows_of_their_owner(positions, dcp_size, interleave, mapped):
+    tables = 1 + np.arange(8).reshape(2, 4)
+    req = [at % 2 for at in range(len(positions))]
+    mapping = i32([1, -3]) if mapped else None
+    given = torch.tensor(positions, dtype=torch.int32)
+    for rank in range(dcp_size):
+        held = oracles.deal(41, dcp_size, interleave)[rank]
+        out = torch.full(given.shape, -99)
+        shard_slots(
+            given,
+            i32(req),
+            i32(tables),
+            block_size=2,
+            block_stride=5,
+            dcp_size=dcp_size,
+            dcp_rank=rank,
+            interleave=interleave,
+            idx_mapping=mapping,
+            out=out,
+        )
+        want = []
+        for row, wanted in zip(req, positions, strict=True):
+            table = tables[[1, 0][row]] if mapped else tables[row]
+            local = [held.index(pos) if pos in held else 99 for pos in wanted]
+            want.append([table[at // 2] * 5 + at % 2 if at < 8 else -1 for at in local])
+        assert out.tolist() == want
+        counts = i32([-99] * len(positions))
+        compact_slots(out, out=out, counts=counts)
+        kept = [[slot for slot in row if slot >= 0] for row in want]
+        assert out.tolist() == [row + [-1] * (3 - len(row)) for row in kept]
+        assert counts.tolist() == list(map(len, kept))
+
+
+def test_rows_beyond_int32():
+    out = torch.zeros(1, 1, dtype=torch.int64)
+    one = {"block_size": 1, "dcp_size": 1, "dcp_rank": 0, "interleave": 1}
+    for block, stride, row in [(1994, 1_077_120, 2_147_777_280), (598, 3_600_000, 2_152_800_000)]:
+        shard_slots(i32([[0]]), i32([0]), i32([[block]]), **one, block_stride=stride, out=out)
+        assert out.item() == row
+
+
+def test_a_cache_without_blocks_has_no_rows():
+    out = torch.zeros(1, 2, dtype=torch.int64)
+    one = {"block_size": 1, "block_stride": 1, "dcp_size": 1, "dcp_rank": 0, "interleave": 1}
+    shard_slots(i32([[0, -1]]), i32([0]), i32(np.zeros((1, 0))), **one, out=out)
+    assert out.tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize(("dcp_size", "interleave"), WORLDS)
+def test_gathered_positions_keep_every_owner(dcp_size, interleave):
+    positions = [[0, 1, 7], [13, -1, 40]]
+    starts, stride = [2, 5], 12
+    workspace = {}
+    for token, start in enumerate(starts):
+        for rank, held in enumerate(oracles.deal(41, dcp_size, interleave)):
+            for at, pos in enumerate(held):
+                if start + at < stride:
+                    workspace[token, pos] = rank * stride + start + at
+    out = torch.full((2, 3), -99)
+    gathered_slots(
+        torch.tensor(positions), i32(starts), rank_stride=stride, dcp_size=dcp_size, interleave=interleave, out=out
+    )
+    assert out.tolist() == [[workspace.get((token, pos), -1) for pos in row] for token, row in enumerate(positions)]
+
+
+def test_tail_slots_never_write_behind_the_tokens():
+    slots = torch.tensor([9, 9, 9, -7, 55])
+    out = torch.full((5,), -99)
+    tail_slots(
+        slots, torch.tensor([6, -1, 3, 8, 8]), i32([0, 2, 3]), i32([[5, 1], [0, 1]]), kpool=4, num_tokens=3, out=out
+    )
+    assert out.tolist() == [22, -1, -1, -7, 55]
