@@ -7,7 +7,7 @@ All ranks of a group must say the same; only the place in the program may differ
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -75,14 +75,14 @@ class Call:
         return cls(op, group, what, dtype, dims, reduction, int(number), site)
 
 
-_NAMES = [field.name for field in fields(Call) if field.name != "site"]
-_SAID = attrgetter(*_NAMES)
+_AGREED = ("op", "what", "dtype", "shape", "reduction")
+_SAID = attrgetter(*_AGREED)
 
 
 def check_agreement(calls: Mapping[int, Call], group: Group) -> None:
-    """Raise DesyncError unless all ranks (the keys) said the same, their places in the program aside."""
+    """Raise DesyncError unless all ranks (the keys) of the group said the same, their places in the program aside."""
     if len({_SAID(call) for call in calls.values()}) > 1:
-        differ = [name for name in _NAMES if len({getattr(call, name) for call in calls.values()}) > 1]
+        differ = [name for name in _AGREED if len({getattr(call, name) for call in calls.values()}) > 1]
         number = min(call.number for call in calls.values())
         title = f"ranks disagree about {', '.join(differ)} in call {number} over {group}"
         raise DesyncError("\n".join([title, *lines_by_rank({rank: str(call) for rank, call in calls.items()})]))

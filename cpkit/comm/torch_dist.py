@@ -136,8 +136,8 @@ class NcclComm(Comm):
     """Ranks that own a GPU each. Calls return when the work is on the current stream, as torch's do.
 
     No tickets are exchanged here, which would stop the stream at every call: compare ledgers and digests instead. Where
-    a rank does not come, NCCL's watchdog ends the others after timeout_s. Sums are NCCL's own. Of two ranks, or of exact
-    data, they are the simulation's bits; else float additions follow the order of its rings and trees, so the last bits
+    a rank does not come, NCCL's watchdog ends the others after timeout_s. Sums are NCCL's own: of two ranks, or of
+    exact data, the simulation's bits; else float additions follow the order of its rings and trees, so the last bits
     may differ, and bfloat16 and float16 are rounded on the way.
     """
 
