@@ -10,10 +10,10 @@ import torch
 
 from cpkit.comm.connect import make_comm, run_program
 from cpkit.comm.launcher import detect
-from cpkit.comm.torch_dist import close_job, open_job
+from cpkit.comm.torch_dist import NcclComm, close_job, open_job
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.topology import Topology
-from tests.comm.mixed import WORLDS, mixed, without_sites
+from tests.comm.mixed import WORLDS, mixed, whole_numbers, without_sites
 from tests.comm.plants import PLANTS, planted
 
 WORLD = WORLDS["tp2-pcp2-dcp4"]
@@ -41,6 +41,8 @@ def everything(folder):
     except ConfigError as error:
         saved["told"]["small_world"] = str(error)
     if joined:
+        with NcclComm(WORLD, torch.device("cpu"), 60) as comm:  # its order of ranks, with gloo to carry it
+            saved["nccl_over_gloo"] = whole_numbers(comm)
         close_job()
     torch.save(saved, folder / f"{launch.rank}.pt")
 

@@ -57,6 +57,16 @@ def mixed(comm):
     return results
 
 
+def whole_numbers(comm):
+    """Every operation over every group, on numbers that tell where they came from."""
+    results = []
+    for name in GROUPS:
+        whole = 100 * comm.rank + torch.arange(3 * comm.group(name).size)
+        for op in ("all_gather", "all_to_all", "reduce_scatter", "all_reduce"):
+            results.append(getattr(comm, op)(whole.to(comm.device), name, what="numbers").tolist())
+    return results
+
+
 def without_sites(issued):
     """A ledger's entries as tuples, the lines of the program aside."""
     return [(one.op, one.group, one.what, one.dtype, one.elements, one.bytes) for one in issued]
