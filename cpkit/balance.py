@@ -28,21 +28,22 @@ class Balance:
 def plan_balance(plans: Sequence[StepPlan]) -> Balance:
     """Amounts of every rank that the plans hold; raises PlanError where the work of a rank does not fit int64.
 
-    plans: of one step, each for one rank or several. Ranks that share a value object are counted once.
+    plans: of one step, each for one rank or several. Ranks at one place in PCP compute the same rows, and ranks at one
+    place in DCP hold the same keys (Cover checks that), so that each place is counted once.
     """
     pairs = sorted(((plan, rank) for plan in plans for rank in plan.ranks), key=lambda pair: pair[1].rank)
     work_of: dict[int, int] = {}
-    keys_of: dict[tuple[int, int], int] = {}
+    keys_of: dict[int, int] = {}
     for plan, rank in pairs:
-        if id(rank.rows) not in work_of:
-            work_of[id(rank.rows)] = causal_work(rank.rows, plan.model)
-        if (id(plan.shards), rank.dcp_rank) not in keys_of:
-            keys_of[id(plan.shards), rank.dcp_rank] = held_keys(plan, rank.dcp_rank)
+        if rank.pcp_rank not in work_of:
+            work_of[rank.pcp_rank] = causal_work(rank.rows, plan.model)
+        if rank.dcp_rank not in keys_of:
+            keys_of[rank.dcp_rank] = held_keys(plan, rank.dcp_rank)
     return Balance(
         ranks=_amounts([rank.rank for _, rank in pairs]),
         tokens=_amounts([rank.rows.total_tokens for _, rank in pairs]),
-        causal_work=_amounts([work_of[id(rank.rows)] for _, rank in pairs]),
-        stored_keys=_amounts([keys_of[id(plan.shards), rank.dcp_rank] for plan, rank in pairs]),
+        causal_work=_amounts([work_of[rank.pcp_rank] for _, rank in pairs]),
+        stored_keys=_amounts([keys_of[rank.dcp_rank] for _, rank in pairs]),
     )
 
 

@@ -7,17 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-import cpkit.simulate
-import cpkit.step_record
+import cpkit.simulate.loop
+import cpkit.simulate.record
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.errors import ConfigError, PlanError
 from cpkit.model import load_model
 from cpkit.promises import Violation
 from cpkit.settings import StepSettings
-from cpkit.simulate import simulate
-from cpkit.simulation import Quantiles, ReplaySettings, quantiles
-from cpkit.step_record import imbalance, record_step
+from cpkit.simulate.loop import simulate
+from cpkit.simulate.record import imbalance, record_step
+from cpkit.simulate.result import Quantiles, ReplaySettings, quantiles
 from cpkit.topology import Topology
 from cpkit.workload.request import Request, Trace
 from cpkit.workload.scheduler import Scheduler
@@ -104,7 +104,7 @@ def test_figures_against_plans_made_one_by_one():
 
 
 def test_any_number_of_processes_gives_the_same(monkeypatch):
-    monkeypatch.setattr(cpkit.simulate, "LOT_PLANS", 20)
+    monkeypatch.setattr(cpkit.simulate.loop, "LOT_PLANS", 20)
     trace, settings = make_trace(), make_settings(num_speculative_tokens=2)
     alone = simulate(trace, settings, make_replay(seed=3))
     shared = simulate(trace, settings, make_replay(seed=3, processes=2))
@@ -117,7 +117,7 @@ def test_any_number_of_processes_gives_the_same(monkeypatch):
 @pytest.mark.parametrize("check_every", [0, 1, 3])
 def test_steps_and_checks(monkeypatch, max_steps, check_every):
     checked = []
-    monkeypatch.setattr(cpkit.step_record, "check_step", lambda plans: checked.append(len(plans)) or ())
+    monkeypatch.setattr(cpkit.simulate.record, "check_step", lambda plans: checked.append(len(plans)) or ())
     replay = make_replay(max_steps=max_steps, check_every=check_every)
     simulation = simulate(make_trace(), make_settings(), replay)
     steps = simulation.num_steps if max_steps is None else max_steps
@@ -167,14 +167,14 @@ def test_a_planted_fault_is_counted_and_kept(monkeypatch):
 
 def test_only_the_first_broken_steps_are_kept(monkeypatch):
     fault = Violation("agree", "padded", (1,), "padded is 3, on most ranks 4")
-    monkeypatch.setattr(cpkit.step_record, "check_step", lambda plans: (fault, fault))
+    monkeypatch.setattr(cpkit.simulate.record, "check_step", lambda plans: (fault, fault))
     simulation = simulate(make_trace(), make_settings(), make_replay())
     assert simulation.num_broken == simulation.num_steps and simulation.num_violations == 2 * simulation.num_steps
     assert len(simulation.broken) == 10
 
 
 def test_an_interrupt_leaves_what_there_is(monkeypatch):
-    monkeypatch.setattr(cpkit.simulate, "LOT_PLANS", 8)
+    monkeypatch.setattr(cpkit.simulate.loop, "LOT_PLANS", 8)
 
     def stop(progress):
         if progress.num_steps == 6:
@@ -195,7 +195,7 @@ def test_progress_rises_to_one():
 
 def test_processes_work_outside_the_main_thread(monkeypatch):
     """Where signal handlers cannot be set."""
-    monkeypatch.setattr(cpkit.simulate, "LOT_PLANS", 20)
+    monkeypatch.setattr(cpkit.simulate.loop, "LOT_PLANS", 20)
     out = []
     thread = threading.Thread(
         target=lambda: out.append(simulate(make_trace(), make_settings(), make_replay(processes=2, max_steps=12)))

@@ -3,7 +3,7 @@
 import sys
 from time import monotonic
 
-from cpkit.simulate import Progress
+from cpkit.simulate.loop import Progress
 
 EVERY_S = 0.2
 

@@ -15,7 +15,7 @@ from cpkit.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from cpkit.settings import StepSettings
-    from cpkit.simulation import ReplaySettings, Simulation
+    from cpkit.simulate.result import ReplaySettings, Simulation
 
 VIOLATED, INTERRUPTED = 1, 130
 MAX_PROCESSES = 8
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay, report; returns the exit code."""
     from cpkit.cli.progress import ProgressLine
     from cpkit.report.simulate_report import simulate_report
-    from cpkit.simulate import simulate
+    from cpkit.simulate.loop import simulate
     from cpkit.workload.traces import read_trace
 
     for path in (args.json or "-", args.save_violation):
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSize) -> "ReplaySettings":
     """The replay that the flags describe; raises ConfigError."""
-    from cpkit.simulation import ReplaySettings
+    from cpkit.simulate.result import ReplaySettings
 
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: it is not negative")

@@ -11,7 +11,6 @@ planner, so that an error there cannot excuse itself here.
 
 from collections.abc import Sequence
 
-from cpkit.balance import Balance, plan_balance
 from cpkit.errors import PlanError
 from cpkit.promises.agree import agree_chunks, agree_inputs, agree_plans
 from cpkit.promises.bounded import bounded
@@ -23,7 +22,7 @@ from cpkit.promises.rows import cover_rows
 from cpkit.promises.violation import Violation
 from cpkit.step import StepPlan
 
-__all__ = ["Balance", "Violation", "check_step", "plan_balance"]
+__all__ = ["Violation", "check_step"]
 
 
 def check_step(plans: Sequence[StepPlan]) -> tuple[Violation, ...]:

@@ -2,7 +2,7 @@
 
 from cpkit.promises.violation import RULES
 from cpkit.report.table import count, indent, micros, plural, share, size, table
-from cpkit.simulation import Quantiles, Simulation
+from cpkit.simulate.result import Quantiles, Simulation
 
 BALANCE_NAMES = {
     "tokens": "query tokens",

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-import cpkit.step_record
+import cpkit.simulate.record
 from cpkit.batch import Batch
 from cpkit.cli.main import main, make_parser
 from cpkit.cli.options import engine_flags, read_settings
@@ -16,7 +16,7 @@ from cpkit.cli.progress import ProgressLine, progress_text
 from cpkit.errors import ConfigError
 from cpkit.model import load_model
 from cpkit.promises import Violation
-from cpkit.simulate import Progress
+from cpkit.simulate.loop import Progress
 from cpkit.topology import Topology
 
 WORLD = ["-tp", "2", "-pcp", "2", "-dcp", "4", "--processes", "1"]
@@ -151,7 +151,7 @@ def test_a_violation_is_reported_saved_and_can_be_looked_at(capsys, trace, tmp_p
     monkeypatch.chdir(tmp_path)
     fault = Violation("cover", "query_tokens", (1, 3), "token 5 of request 0 is computed by 2 ranks")
     checks = iter([(), (fault,), (fault,)])
-    monkeypatch.setattr(cpkit.step_record, "check_step", lambda plans: next(checks, ()))
+    monkeypatch.setattr(cpkit.simulate.record, "check_step", lambda plans: next(checks, ()))
     code, out, err = simulate(capsys, trace, *WORLD, "--partition", "round-robin", "--logits-mb", "0.7")
     assert code == 1
     assert "promised: each query token is computed once" in out

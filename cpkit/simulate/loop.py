@@ -20,8 +20,8 @@ from time import perf_counter
 
 from cpkit.batch import Batch
 from cpkit.settings import StepSettings
-from cpkit.simulation import ReplaySettings, Simulation, summarise
-from cpkit.step_record import StepRecord, record_step
+from cpkit.simulate.record import StepRecord, record_step
+from cpkit.simulate.result import ReplaySettings, Simulation, summarise
 from cpkit.workload.request import Trace
 from cpkit.workload.scheduler import Scheduler
 from cpkit.workload.stats import ReplayStats

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cpkit.settings import StepSettings
-from cpkit.step_record import BrokenStep, StepRecord
+from cpkit.simulate.record import BrokenStep, StepRecord
 from cpkit.traffic import Traffic
 from cpkit.workload.request import Trace
 from cpkit.workload.stats import ReplayStats
