@@ -99,30 +99,27 @@ class PrefillStage:
         if shard_lens is None or shares is None:
             shard_lens = largest_shard(lens, self.shard.dcp_size, self.shard.interleave)
             shares = query_lens
-        self._check_whole(lens, query_lens, shard_lens, shares)
-        return PrefillRows(num_decodes, query_lens, lens // ratio, req, shard_lens // ratio, shares)
-
-    def _check_whole(self, lens: IntArray, query_lens: IntArray, shard_lens: IntArray, shares: IntArray) -> None:
-        """Refuse sizes of whole requests that a row of this rank exceeds."""
-        bad = np.flatnonzero((lens > shard_lens * self.shard.dcp_size) | (query_lens > shares))
+        bad = np.flatnonzero(lens > shard_lens * self.shard.dcp_size)
         if len(bad):
             i = int(bad[0])
             raise PlanError(
-                f"prefill row {i} sees {int(lens[i])} tokens and has {int(query_lens[i])} queries, but its request's "
-                f"largest shard is {int(shard_lens[i])} tokens on {self.shard.dcp_size} ranks and its largest share "
-                f"{int(shares[i])} queries: both are of the whole request, so no row exceeds them"
+                f"prefill row {i} sees {int(lens[i])} tokens, but the largest shard of its request is "
+                f"{int(shard_lens[i])} tokens on {self.shard.dcp_size} ranks: it is of the whole request, whose shards "
+                "hold what any row sees"
             )
+        return PrefillRows(num_decodes, query_lens, lens // ratio, req, shard_lens // ratio, shares)
 
     def split(self, rows: PrefillRows) -> list[Chunk]:
         """Chunks over the prefill rows; those without any key are left out."""
         bounds = request_row_bounds(rows.req) if self.gathers else np.arange(len(rows.req) + 1)
         first_row = bounds[:-1]
+        _check_shares(rows, first_row)
         num_keys = rows.shard_keys[first_row] * self.shard.dcp_size if self.gathers else rows.num_keys
         counted = num_keys if self.widen_lens is None else self.widen_lens(num_keys)
         if len(counted) != len(num_keys) or (counted < num_keys).any():
             raise PlanError(f"widened lengths {counted.tolist()} of {num_keys.tolist()} keys: widening adds only")
         chunks = split_chunks(
-            rows.largest_shares[first_row] if self.gathers else rows.query_lens,
+            rows.largest_shares[first_row],
             counted,
             workspace_keys=self.budget.workspace_keys(self.compress_ratio),
             max_logits=self.budget.logits,
@@ -231,6 +228,17 @@ class PrefillStage:
 
 def _bounds(chunk: Chunk) -> tuple[int, int]:
     return chunk.key_start, chunk.key_stop
+
+
+def _check_shares(rows: PrefillRows, first_row: IntArray) -> None:
+    """Refuse largest shares that this rank's own share exceeds."""
+    query_lens, shares = np.add.reduceat(rows.query_lens, first_row), rows.largest_shares[first_row]
+    if (query_lens > shares).any():
+        i = int(np.argmax(query_lens > shares))
+        raise PlanError(
+            f"request {int(rows.req[first_row[i]])} has {int(query_lens[i])} query tokens on this rank, but its "
+            f"largest share on any rank is {int(shares[i])}: the runs of its chunks would leave tokens out"
+        )
 
 
 def _cut_to_keys(chunks: list[Chunk], num_keys: IntArray) -> Iterator[Chunk]:

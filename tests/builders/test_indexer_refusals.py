@@ -77,8 +77,12 @@ def test_rows_of_requests_need_sizes_of_whole_requests():
     shares = {"largest_shares": np.array([8, 8])}
     with pytest.raises(PlanError, match="row 1 of request 0: largest shard 7 keys, but an earlier row"):
         one.build(replace(step, max_shard_lens=np.array([6, 7]), **shares))
-    with pytest.raises(PlanError, match=r"prefill row 1 sees 12 tokens .* largest shard is 5 tokens on 2 ranks"):
+    with pytest.raises(
+        PlanError, match="prefill row 1 sees 12 tokens, but the largest shard of its request is 5 tokens on 2"
+    ):
         one.build(replace(step, max_shard_lens=np.array([5, 5]), **shares))
+    with pytest.raises(PlanError, match=r"request 0 has 8 query tokens on this rank, but its largest share .* is 7"):
+        one.build(replace(step, max_shard_lens=np.array([6, 6]), largest_shares=np.array([7, 7])))
     sizes = {"max_shard_lens": np.array([6, 2, 6]), "largest_shares": np.array([8, 4, 8])}
     apart = replace(batch([4, 4, 4], [4, 4, 12], is_prefilling=[True] * 3), req=np.array([0, 1, 0]), **sizes)
     with pytest.raises(PlanError, match="adjacent"):

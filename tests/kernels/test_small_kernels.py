@@ -90,6 +90,25 @@ def test_gather_lens_cover_every_window(rows, window, first):
         assert found == own[-1] + 1 - min(seen)
 
 
+@pytest.mark.parametrize(
+    ("new", "before", "first", "stride", "keys"),
+    [
+        pytest.param(2, 5, 6, 1, 2, id="replay-inside-the-queries"),
+        pytest.param(2, 5, 5, 1, 2, id="replay-at-the-queries"),
+        pytest.param(2, 5, 4, 1, 3, id="replay-one-before"),
+        pytest.param(0, 5, 0, 3, 2, id="no-queries"),
+        pytest.param(3, 5, 0, 3, 9, id="strided"),
+    ],
+)
+def test_gather_lens_at_the_edges(new, before, first, stride, keys):
+    seq_len = before + (1 + (new - 1) * stride if new else 0)
+    out = i32([-99])
+    gather_lens(
+        i32([0, new]), i32([seq_len]), window_size=3, replay_start=i32([first]), row_stride=i32([stride]), out=out
+    )
+    assert out.item() == keys
+
+
 @settings(max_examples=60)
 @given(
     shards=st.lists(st.integers(1, 9), min_size=1, max_size=4), dcp_size=st.integers(1, 4), interleave=st.integers(1, 4)
