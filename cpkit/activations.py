@@ -17,6 +17,7 @@ index_weights   [heads] fp32  -1 or 1, times 1, 1/2, 1/4 or 1/8      -1/64 .. 1/
 index_key       [dim]         like index_query, times 1/2, 1 or 2    -2 .. 2
 latent, window  [dim]         like index_query                       -2 .. 2
 hidden          [dim]         like index_query                       -2 .. 2
+sink            [heads]       like index_query, one vector a layer   -2 .. 2
 
 All are bf16 but the weights, in which softmax and head scale are contained already.
 
@@ -40,7 +41,7 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.checks import check_tensor
 
-STREAMS = ("query", "index_query", "index_weights", "index_key", "latent", "window", "hidden")
+STREAMS = ("query", "index_query", "index_weights", "index_key", "latent", "window", "hidden", "sink")
 HEAD_STREAMS = ("query", "index_query")
 DATA_KINDS = ("exact", "random")
 
@@ -48,8 +49,11 @@ LARGEST = 7
 """Largest whole number of exact data: 7 / 448, its fp8 scale, is a power of two."""
 LEAST_GROUP = 64
 """fp8 groups are multiples of this many values; each begins with a largest one."""
-LEAST_WEIGHT_EXPONENT = 3
-"""Exact index weights are 1, 1/2, 1/4 or 1/8."""
+WEIGHTS = (1.0, 0.5, 0.25, 0.125, -1.0, -0.5, -0.25, -0.125)
+KEY_POWERS = (0.5, 1.0, 2.0)
+"""What exact index keys are multiplied with, so that their fp8 scales differ."""
+EIGHTHS = 8
+"""Exact weights are whole multiples of 1/8."""
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -139,27 +143,25 @@ class Generated:
         if self.data == "random":
             return lanes.float() * (2.0**-21 if stream == "index_weights" else 2.0**-14)
         if stream == "index_weights":
-            sign = 1 - (lanes >> 1 & 2)
-            return torch.ldexp(sign.float(), -(lanes & LEAST_WEIGHT_EXPONENT).int())
+            return torch.tensor(WEIGHTS, device=lanes.device)[(lanes & len(WEIGHTS) - 1).long()]
         if stream == "query":
             return _whole(lanes, 1)
         values = _whole(lanes, LARGEST)
         first = values[..., ::LEAST_GROUP]
         first.copy_(torch.where(first < 0, -LARGEST, LARGEST))
         if stream == "index_key":
-            power = (state >> 8 & 0xFF) % 3 - 1
-            values = torch.ldexp(values.float(), power[..., None])
+            return values * torch.tensor(KEY_POWERS, device=lanes.device)[(state >> 8 & 0xFF) % 3, None]
         return values
 
 
 def check_exact_sums(num_heads: int, dim: int) -> None:
     """Raise ConfigError unless the logits of exact data are sums that fp32 holds in any order."""
-    eighths = num_heads * dim * LARGEST**2 << LEAST_WEIGHT_EXPONENT
+    eighths = num_heads * dim * LARGEST**2 * EIGHTHS
     if eighths >= 1 << 24:
+        most = ((1 << 24) - 1) // (LARGEST**2 * EIGHTHS)
         raise ConfigError(
             f"exact data with {num_heads} index heads of {dim} values: logits reach {eighths} eighths, and fp32 holds "
-            f"whole numbers below 2^24 only; heads * values may be {((1 << 24) - 1) // (LARGEST**2 << 3)} at most, or "
-            "use random data"
+            f"whole numbers below 2^24 only; heads * values may be {most} at most, or use random data"
         )
 
 
