@@ -52,5 +52,11 @@ def held_keys(plan: StepPlan, dcp_rank: int) -> int:
     return sum(int(shards.local_lens(dcp_rank).sum()) for shards in plan.shards.values())
 
 
+def imbalance(amounts: IntArray) -> float:
+    """Largest over mean of the ranks' amounts, 1.0 being even.  2 2 4 -> 1.5;  nothing anywhere is even"""
+    total = int(np.sum(amounts))
+    return float(np.max(amounts)) * len(amounts) / total if total else 1.0
+
+
 def _amounts(values: list[int]) -> IntArray:
     return seal(np.array(values, np.int64))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpkit.arrays import IntArray, spread
-from cpkit.errors import PlanError
 from cpkit.planner.interleave import join_position, local_lens
 from cpkit.planner.layout import GatherLayout
 from cpkit.planner.layout import gather_layout as _gather_layout
+from cpkit.planner.slots import write_slots
 from cpkit.step import RankPlan, StepPlan
 
 
@@ -39,38 +39,24 @@ def stored_keys(plan: StepPlan, rank: RankPlan, ratio: int) -> StoredKeys:
 
     Raises PlanError when a block table is too narrow for a key, or names the null block for it.
     """
-    shards = plan.shards[ratio]
-    batch = plan.batch
-    before, after = batch.num_computed // ratio, shards.num_keys
-    if shards.dcp_size > 1:
-        before = local_lens(before, rank.dcp_rank, shards.dcp_size, shards.interleave)
-        after = local_lens(after, rank.dcp_rank, shards.dcp_size, shards.interleave)
-    count = after - before
-    req = np.repeat(np.arange(batch.num_reqs), count)
-    local = spread(count, before)
+    shards, tables = plan.shards[ratio], plan.batch.block_tables
+    before, after = shard_lens(plan, rank.dcp_rank, ratio)
+    req = np.repeat(np.arange(plan.batch.num_reqs), after - before)
+    local = spread(after - before, before)
     key = join_position(rank.dcp_rank, local, shards.dcp_size, shards.interleave)
-    return StoredKeys(req, key, _slots(plan, req, local, ratio))
+    if tables is None:
+        return StoredKeys(req, key, None)
+    last_position = (key + 1) * ratio - 1
+    return StoredKeys(req, key, write_slots(local, req, tables, plan.topology.block_size // ratio, last_position))
+
+
+def shard_lens(plan: StepPlan, dcp_rank: int, ratio: int) -> tuple[IntArray, IntArray]:
+    """[num_reqs] int64 each, keys of every request on one DCP rank before and after this step."""
+    shards = plan.shards[ratio]
+    before = local_lens(plan.batch.num_computed // ratio, dcp_rank, shards.dcp_size, shards.interleave)
+    return before, shards.local_lens(dcp_rank)
 
 
 def gather_layout(plan: StepPlan) -> GatherLayout:
     """Index arrays between the flat batch and the padded layout of the PCP all-gathers."""
     return _gather_layout(plan.partition, plan.padded)
-
-
-def _slots(plan: StepPlan, req: IntArray, local: IntArray, ratio: int) -> IntArray | None:
-    tables = plan.batch.block_tables
-    if tables is None:
-        return None
-    states_per_block = plan.topology.block_size // ratio
-    column, offset = np.divmod(local, states_per_block)
-    if len(local) and int(column.max()) >= tables.shape[1]:
-        i = int(np.argmax(column))
-        raise PlanError(
-            f"request {int(req[i])} stores key {int(local[i])} of its shard in block column {int(column[i])}, but its "
-            f"block table has {tables.shape[1]} columns: allocate one for every {plan.topology.virtual_block} tokens"
-        )
-    block = tables[req, column].astype(np.int64)
-    if len(block) and int(block.min()) == 0:
-        i = int(np.argmin(block))
-        raise PlanError(f"request {int(req[i])} would write block 0, the null block, at block column {int(column[i])}")
-    return block * states_per_block + offset

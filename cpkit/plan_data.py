@@ -4,9 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 import cpkit
-from cpkit.arrays import IntArray
+from cpkit.materialize import shard_lens
 from cpkit.planner.collectives import Collective
-from cpkit.planner.interleave import local_lens
 from cpkit.planner.rows import Rows
 from cpkit.step import RankPlan, StepPlan
 from cpkit.traffic import step_traffic
@@ -57,11 +56,12 @@ def collective_data(collective: Collective) -> dict[str, Any]:
 
 def rank_data(plan: StepPlan, rank: RankPlan) -> dict[str, Any]:
     """One rank's rows, keys and chunks; by compress ratio where there may be several."""
+    lens = {ratio: shard_lens(plan, rank.dcp_rank, ratio) for ratio in plan.shards}
     return {
         **rank_place(plan, rank),
         "rows": rows_data(rank.rows),
-        "stored_keys": {str(ratio): stored_lens(plan, rank, ratio)[1].tolist() for ratio in plan.shards},
-        "new_keys": {str(ratio): new_keys(plan, rank, ratio).tolist() for ratio in plan.shards},
+        "stored_keys": {str(ratio): after.tolist() for ratio, (_, after) in lens.items()},
+        "new_keys": {str(ratio): (after - before).tolist() for ratio, (before, after) in lens.items()},
         **chunk_data(rank),
     }
 
@@ -96,17 +96,3 @@ def rows_data(rows: Rows) -> dict[str, Any]:
         "is_prefilling": rows.is_prefilling.tolist(),
         "num_decodes": rows.num_decodes,
     }
-
-
-def stored_lens(plan: StepPlan, rank: RankPlan, ratio: int) -> tuple[IntArray, IntArray]:
-    """[num_reqs] int64 each: keys of every request on one rank before and after this step."""
-    shards = plan.shards[ratio]
-    before, after = plan.batch.num_computed // ratio, shards.num_keys
-    place = rank.dcp_rank, shards.dcp_size, shards.interleave
-    return local_lens(before, *place), local_lens(after, *place)
-
-
-def new_keys(plan: StepPlan, rank: RankPlan, ratio: int) -> IntArray:
-    """[num_reqs] int64, keys of every request that a rank writes in this step."""
-    before, after = stored_lens(plan, rank, ratio)
-    return after - before

@@ -24,7 +24,8 @@ from cpkit.arrays import IntArray, freeze, prefix_sum
 from cpkit.batch import Batch
 from cpkit.digest import digest
 from cpkit.errors import InputError, PlanError
-from cpkit.plan_data import FORMAT, chunk_data, new_keys, rank_place, shared_data, stored_lens
+from cpkit.materialize import shard_lens
+from cpkit.plan_data import FORMAT, chunk_data, rank_place, shared_data
 from cpkit.planner.rows import Rows
 from cpkit.step import StepPlan
 
@@ -77,8 +78,9 @@ def save_plan(plan: StepPlan, path: Path | str) -> None:
     for name in ROW_FIELDS:
         arrays[f"row_{name}"] = np.concatenate([getattr(rank.rows, name) for rank in plan.ranks])
     for ratio in plan.shards:
-        arrays[f"stored_keys_{ratio}"] = np.stack([stored_lens(plan, rank, ratio)[1] for rank in plan.ranks])
-        arrays[f"new_keys_{ratio}"] = np.stack([new_keys(plan, rank, ratio) for rank in plan.ranks])
+        lens = [shard_lens(plan, rank.dcp_rank, ratio) for rank in plan.ranks]
+        arrays[f"stored_keys_{ratio}"] = np.stack([after for _, after in lens])
+        arrays[f"new_keys_{ratio}"] = np.stack([after - before for before, after in lens])
     with Path(path).open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array is named like an option
 

@@ -119,13 +119,9 @@ def test_empty_batch_stores_nothing():
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        pytest.param([[3, 0]], "request 0 would write block 0, the null block, at block column 1", id="null-block"),
-        pytest.param(
-            [[3]],
-            "stores key 4 .*block column 1, .*has 1 columns: allocate one for every 8 tokens",
-            id="too-narrow",
-        ),
-        pytest.param([[]], "block column 1, but its block table has 0 columns", id="no-blocks"),
+        pytest.param([[3, 0]], r"request 0: position 8 lies in entry 1 .*null block 0", id="null-block"),
+        pytest.param([[3]], "request 0: position 8 needs entry 1 .* 1 wide: allocate its blocks", id="too-narrow"),
+        pytest.param([[]], "request 0: position 0 needs entry 0 .* 0 wide", id="no-blocks"),
     ],
 )
 def test_keys_without_a_block_are_refused(tables, words):

@@ -9,6 +9,7 @@ import pytest
 
 import cpkit.simulate.loop
 import cpkit.simulate.record
+from cpkit.balance import imbalance
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.errors import ConfigError, PlanError
@@ -16,7 +17,7 @@ from cpkit.model import load_model
 from cpkit.promises import Violation
 from cpkit.settings import StepSettings
 from cpkit.simulate.loop import simulate
-from cpkit.simulate.record import imbalance, record_step
+from cpkit.simulate.record import record_step
 from cpkit.simulate.result import Quantiles, ReplaySettings, quantiles
 from cpkit.topology import Topology
 from cpkit.workload.request import Request, Trace

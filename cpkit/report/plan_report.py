@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpkit.arrays import IntArray
-from cpkit.balance import plan_balance
+from cpkit.balance import imbalance, plan_balance
 from cpkit.digest import digest
 from cpkit.errors import PlanError
-from cpkit.materialize import stored_keys
-from cpkit.plan_data import new_keys, stored_lens
+from cpkit.materialize import shard_lens, stored_keys
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.partition import REPLICATED, WHOLE, Segments
 from cpkit.planner.rows import Rows
@@ -84,13 +83,9 @@ def _computed_table(plan: StepPlan) -> list[str]:
     every = ", * on every rank" if plan.partition.replicated.any() and topology.pcp > 1 else ""
     return [
         f"Who computes the query tokens{every}. Causal work: query-key pairs of all layers, largest/mean "
-        f"{_imbalance(balance.causal_work)}",
+        f"{imbalance(balance.causal_work):.3f}",
         *indent(table(header, shorten(rows, MAX_ROWS), "rlrrrl")),
     ]
-
-
-def _imbalance(amounts: IntArray) -> str:
-    return f"{float(amounts.max()) * len(amounts) / max(int(amounts.sum()), 1):.3f}" if amounts.any() else "1.000"
 
 
 def _stored_table(plan: StepPlan) -> list[str]:
@@ -101,16 +96,14 @@ def _stored_table(plan: StepPlan) -> list[str]:
         members.setdefault(topology.dcp_rank(world_rank), []).append(world_rank)
     rows = []
     for dcp_rank in range(topology.dcp):
-        place = RankPlan(members[dcp_rank][0], 0, dcp_rank, plan.ranks[0].rows, {}, {})
-        held = {ratio: int(stored_lens(plan, place, ratio)[1].sum()) for ratio in plan.shards}
-        written = [count(int(new_keys(plan, place, ratio).sum())) for ratio in plan.shards]
-        sizes = [size(cache_bytes(plan, held))]
-        rows.append(
-            [str(dcp_rank), numbers(members[dcp_rank]), *(count(held[ratio]) for ratio in held), *sizes, *written]
-        )
+        lens = {ratio: shard_lens(plan, dcp_rank, ratio) for ratio in plan.shards}
+        held = {ratio: int(after.sum()) for ratio, (_, after) in lens.items()}
+        written = [count(int((after - before).sum())) for before, after in lens.values()]
+        keys = [count(number) for number in held.values()]
+        rows.append([str(dcp_rank), numbers(members[dcp_rank]), *keys, size(cache_bytes(plan, held)), *written])
     names = ["keys" if ratio == 1 else f"keys/{ratio}" for ratio in plan.shards]
     header = ["dcp rank", "world ranks", *names, "all layers", *(f"new {name}" for name in names)]
-    title = f"Who stores the keys, this step's included: largest/mean {_imbalance(plan_balance([plan]).stored_keys)}"
+    title = f"Who stores the keys, this step's included: largest/mean {imbalance(plan_balance([plan]).stored_keys):.3f}"
     if any(ratio > 1 for ratio in plan.shards):
         title += " (keys/4: one key stands for 4 tokens)"
     return [title, *indent(table(header, shorten(rows, MAX_ROWS), "rl" + "r" * (len(header) - 2)))]
@@ -182,8 +175,9 @@ def _rows_table(plan: StepPlan, rows: Rows) -> list[str]:
 
 
 def _keys_table(plan: StepPlan, rank: RankPlan) -> list[str]:
-    held = {ratio: stored_lens(plan, rank, ratio)[1].tolist() for ratio in plan.shards}
-    written = {ratio: new_keys(plan, rank, ratio).tolist() for ratio in plan.shards}
+    lens = {ratio: shard_lens(plan, rank.dcp_rank, ratio) for ratio in plan.shards}
+    held = {ratio: after.tolist() for ratio, (_, after) in lens.items()}
+    written = {ratio: (after - before).tolist() for ratio, (before, after) in lens.items()}
     names = ["keys" if ratio == 1 else f"keys/{ratio}" for ratio in plan.shards]
     slots = {ratio: new_slots(plan, rank, ratio) for ratio in plan.shards if plan.batch.block_tables is not None}
     cells = []

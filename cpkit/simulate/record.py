@@ -4,19 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-
-from cpkit.arrays import IntArray
-from cpkit.balance import plan_balance
+from cpkit.balance import imbalance, plan_balance
 from cpkit.batch import Batch
 from cpkit.errors import PlanError
 from cpkit.promises import Violation, check_step
 from cpkit.settings import StepSettings
 from cpkit.step import StepPlan
 from cpkit.traffic import Traffic, step_traffic
-
-Imbalance = float
-"""Largest over mean of a quantity over the ranks, 1.0 being even."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +35,9 @@ class StepRecord:
     num_tokens: int
     num_decode_tokens: int
     planner_s: float
-    tokens: Imbalance
-    causal_work: Imbalance
-    stored_keys: Imbalance
+    tokens: float
+    causal_work: float
+    stored_keys: float
     workspace_tokens: int
     logits_bytes: int
     traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
@@ -76,12 +70,6 @@ def record_step(settings: StepSettings, index: int, batch: Batch, *, check: bool
         traffic=step_traffic(plans[0].collectives, settings.model),
         broken=BrokenStep(index, batch, violations) if violations else None,
     )
-
-
-def imbalance(amounts: IntArray) -> Imbalance:
-    """Largest over mean.  2 2 4 -> 1.5;  nothing anywhere is even"""
-    total = int(np.sum(amounts))
-    return float(np.max(amounts)) * len(amounts) / total if total else 1.0
 
 
 def _peaks(plans: Sequence[StepPlan]) -> tuple[int, int]:
