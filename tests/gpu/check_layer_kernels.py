@@ -1,6 +1,6 @@
 """Cache, candidate, attention, merge and activation kernels on a GPU: the same values as on the CPU.
 
-python tests/gpu/check_layer_kernels.py        needs CUDA; exits 0 and prints what was compared, 1 at the first difference
+python tests/gpu/check_layer_kernels.py        needs CUDA; exits 0, or 1 at the first difference, which it prints
 """
 
 import sys
