@@ -13,7 +13,7 @@ from mpi4py import MPI
 from cpkit.comm.base import check_world
 from cpkit.comm.call import Group
 from cpkit.comm.host import HostComm
-from cpkit.errors import PlanError
+from cpkit.errors import DesyncError, PlanError
 from cpkit.topology import GROUPS, Topology
 
 _MOST_BYTES = 2**31 - 1
@@ -36,7 +36,10 @@ class MpiComm(HostComm):
 
     def close(self) -> None:
         """Free the communicators, once every rank has come here."""
-        self._wait(MPI.COMM_WORLD.Ibarrier())
+        try:
+            self._wait(MPI.COMM_WORLD.Ibarrier())
+        except TimeoutError as late:
+            raise DesyncError(f"rank {self.rank} has ended, and other ranks have not: {late}") from late
         for comm in self._by_name.values():
             comm.Free()
 

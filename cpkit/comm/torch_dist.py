@@ -36,6 +36,7 @@ def open_job(launch: Launch, device: torch.device, timeout_s: float) -> None:
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # see NcclComm._connect
     try:
         dist.init_process_group(
             "nccl" if cuda else "gloo",
@@ -145,10 +146,23 @@ class NcclComm(Comm):
         super().__init__(dist.get_rank(), topology, device)
         self._torch_groups = _TorchGroups(self, timeout_s)
         self._owns_job = owns_job
+        self._connect()
 
     def close(self) -> None:
         """Destroy the groups, and leave the job if this comm opened it."""
         self._torch_groups.close(self._owns_job)
+
+    def _connect(self) -> None:
+        """Connect the peers of every group now, while all ranks are here.
+
+        NCCL would do so in the first call of each kind, waiting on the host for a peer that does not come; torch's
+        watchdog times work on streams only. NCCL_RUNTIME_CONNECT=0 connects all but direct sends.
+        """
+        for group in map(self.group, GROUPS):
+            if group.size > 1:
+                flags = list(torch.zeros(2, group.size, 1, dtype=torch.uint8, device=self.device))
+                sent, into = (list(row.unbind()) for row in flags)
+                dist.all_to_all(into, sent, group=self._torch_groups[group].handle)
 
     def _all_gather(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
         torch_group = self._torch_groups[group]

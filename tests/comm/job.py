@@ -11,7 +11,7 @@ import torch
 from cpkit.comm.connect import make_comm, run_program
 from cpkit.comm.launcher import detect
 from cpkit.comm.torch_dist import NcclComm, close_job, open_job
-from cpkit.errors import ConfigError, DesyncError
+from cpkit.errors import ConfigError, DesyncError, PlanError
 from cpkit.topology import Topology
 from tests.comm.mixed import WORLDS, mixed, whole_numbers, without_sites
 from tests.comm.plants import PLANTS, planted
@@ -43,6 +43,10 @@ def everything(folder):
     if joined:
         with NcclComm(WORLD, torch.device("cpu"), 60) as comm:  # its order of ranks, with gloo to carry it
             saved["nccl_over_gloo"] = whole_numbers(comm)
+            try:
+                comm.all_reduce(torch.zeros(1, dtype=torch.int16), "dcp", what="x")
+            except PlanError as error:
+                saved["told"]["int16"] = str(error)
         close_job()
     torch.save(saved, folder / f"{launch.rank}.pt")
 

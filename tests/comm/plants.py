@@ -25,6 +25,7 @@ def other_dtype_of_equal_size(comm, culprit):
 
 
 def other_shape(comm, culprit):
+    """B35, B37: one rank counts other rows than its peers."""
     _gather(comm, "second", rows=3 if culprit else 4)
 
 
@@ -44,6 +45,7 @@ def other_reduction(comm, culprit):
 
 
 def skipped_collective(comm, culprit):
+    """B01, B43: one rank finds that it has nothing to do and goes on."""
     if not culprit:
         _gather(comm, "second")
 
