@@ -9,6 +9,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 A = TypeVar("A", bound=npt.NDArray[Any])
 

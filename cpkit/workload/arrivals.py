@@ -4,8 +4,8 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
+from cpkit.arrays import FloatArray
 from cpkit.workload.request import Trace
 
 
@@ -18,7 +18,7 @@ class Arrivals:
 
     def __init__(self, trace: Trace) -> None:
         self.waiting: deque[int] = deque()
-        self.ready_s: npt.NDArray[np.float64] = np.full(len(trace.requests), np.nan)
+        self.ready_s: FloatArray = np.full(len(trace.requests), np.nan)
         self._requests = trace.requests
         self._followers: dict[int, list[int]] = {}
         self._coming: list[tuple[float, int]] = []

@@ -15,8 +15,7 @@ import numpy as np
 
 from cpkit.arrays import BoolArray, Int32Array
 from cpkit.errors import ConfigError
-
-NULL_BLOCK = 0
+from cpkit.planner.slots import NULL_BLOCK
 
 
 class BlockAllocator:

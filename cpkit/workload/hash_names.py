@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cpkit.arrays import Int32Array, ceil_div
+from cpkit.arrays import Int32Array, ceil_div, seal
 from cpkit.workload.request import NO_HASHES
 
 
@@ -29,7 +29,7 @@ class HashNames:
         known, base = self._names, self._next - len(self._names)
         named = [known.setdefault(i, base + len(known)) for i in ids]
         self._next = base + len(known)
-        return read_only(np.array(named, np.int32)) if named else NO_HASHES
+        return seal(np.array(named, np.int32)) if named else NO_HASHES
 
     def fresh(self, count: int) -> Int32Array:
         """[count] int32 names that no id has and none will get."""
@@ -79,9 +79,3 @@ class HashBlockSize:
 
 def _overlap(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
     return max(a[0], b[0]), min(a[1], b[1])
-
-
-def read_only(array: Int32Array) -> Int32Array:
-    """The same array, marked: requests share prefix arrays and never write to them."""
-    array.flags.writeable = False
-    return array

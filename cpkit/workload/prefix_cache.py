@@ -37,11 +37,6 @@ class PrefixCache:
         """Virtual blocks that can be found."""
         return len(self._block_of)
 
-    @property
-    def min_prompt_len(self) -> int:
-        """Shortest prompt that can hit: a hit is whole virtual blocks and leaves a token to compute."""
-        return self.virtual_block + 1
-
     def find(self, keys: list[int], num_tokens: int) -> list[int]:
         """Blocks of the longest kept prefix, for a request that must compute num_tokens.
 

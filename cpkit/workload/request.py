@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cpkit.arrays import MAX_LEN, Int32Array
+from cpkit.arrays import MAX_LEN, Int32Array, seal
 from cpkit.errors import InputError
 
-NO_HASHES: Int32Array = np.zeros(0, np.int32)
-NO_HASHES.flags.writeable = False
+NO_HASHES: Int32Array = seal(np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,15 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from cpkit.arrays import IntArray
+from cpkit.arrays import FloatArray, IntArray
 from cpkit.errors import InputError
 from cpkit.workload.request import Request
 from cpkit.workload.trace_formats import Read
 from cpkit.workload.trace_source import TraceSource, as_length, as_seconds, json_field, parse_json
 
-FloatArray = npt.NDArray[np.float64]
 Histogram = tuple[IntArray, FloatArray]
 """Values [n] and their probabilities [n], which sum to 1."""
 

@@ -6,7 +6,7 @@ One step:
        If their next tokens need more blocks than are free, the last admitted request is preempted: it gives its blocks
        back and waits at the front of the queue, to compute its prompt and its outputs again.
     3. Running prefills go on with as many tokens as the step has left.
-    4. If nothing was preempted, waiting requests are admitted while the step has a slot, tokens, and free blocks for
+    4. If nothing was preempted, waiting requests are admitted while the step has a seat, tokens, and free blocks for
        all that is to be computed before their next output. A prefill so never stalls half way; only decodes grow.
 
 A decode keeps its own token and the drafts up to the first rejected one; the others are rolled back.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import Int32Array, IntArray, ceil_div
+from cpkit.arrays import Int32Array, IntArray, ceil_div, seal
 from cpkit.batch import Batch
 from cpkit.budget import Budget
 from cpkit.errors import ConfigError
@@ -26,7 +26,7 @@ from cpkit.workload.arrivals import Arrivals
 from cpkit.workload.clock import Clock, StepClock
 from cpkit.workload.prefix_cache import PrefixCache, block_keys
 from cpkit.workload.request import Request, Trace
-from cpkit.workload.slots import Slots
+from cpkit.workload.running import Running
 from cpkit.workload.stats import ReplayStats, Tally
 
 
@@ -48,9 +48,9 @@ class ScheduledStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Slots [n] that compute in this step and how many tokens each, query_lens [n] int64 >= 1."""
+    """Seats [n] that compute in this step and how many tokens each, query_lens [n] int64 >= 1."""
 
-    slots: IntArray
+    seats: IntArray
     query_lens: IntArray
 
 
@@ -98,7 +98,7 @@ class Scheduler:
         self._keys: dict[int, list[int]] = {}  # of requests that were looked up and have not finished
         longest = max((self._most_tokens(request) for request in trace.requests), default=1)
         max_blocks = min(ceil_div(longest, self._virtual_block), num_kv_blocks - 1)
-        self._slots = Slots(min(budget.max_num_seqs, max(num_requests, 1)), max_blocks, self._virtual_block)
+        self._running = Running(min(budget.max_num_seqs, max(num_requests, 1)), max_blocks, self._virtual_block)
 
     @property
     def stats(self) -> ReplayStats:
@@ -108,12 +108,12 @@ class Scheduler:
     def check(self) -> None:
         """The pool is sound and each running request holds the blocks of its tokens; AssertionError otherwise."""
         self._cache.check()
-        slots = self._slots
-        running = slots.order
-        assert (slots.num_blocks[running] * self._virtual_block >= slots.num_computed[running]).all()
+        running = self._running
+        order = running.order
+        assert (running.num_blocks[order] * self._virtual_block >= running.num_computed[order]).all()
         refs = np.zeros(self._blocks.num_blocks, np.int64)
-        for slot in running.tolist():
-            np.add.at(refs, slots.blocks_of(slot), 1)
+        for seat in order.tolist():
+            np.add.at(refs, running.blocks_of(seat), 1)
         assert (refs == self._blocks.refs).all(), "holds on blocks differ from the block tables"
 
     def __iter__(self) -> Iterator[ScheduledStep]:
@@ -133,7 +133,7 @@ class Scheduler:
                 else:
                     self._tally.refused[reason] += 1
                     self._arrivals.answered(req, float(self._arrivals.ready_s[req]))
-            if self._arrivals.waiting or self._slots.order.size:
+            if self._arrivals.waiting or self._running.order.size:
                 return True
             if self._arrivals.next_s is None:
                 return False
@@ -175,43 +175,43 @@ class Scheduler:
 
     def _take_decodes(self) -> _Rows:
         """Decodes of the step, with the blocks of their next tokens; preempts until those are to be had."""
-        slots = self._slots
+        running = self._running
         while True:
-            running = slots.order
-            ready = running[slots.num_computed[running] >= slots.prefill_len[running]]
-            computed = slots.num_computed[ready]
+            order = running.order
+            ready = order[running.num_computed[order] >= running.prefill_len[order]]
+            computed = running.num_computed[ready]
             query = np.minimum(self._budget.decode_threshold, self._max_model_len - computed)
             if self._budget.decode_threshold * len(ready) > self._budget.max_num_batched_tokens:
                 query = np.minimum(query, self._budget.max_num_batched_tokens - (np.cumsum(query) - query))
                 taken = query > 0
                 ready, query, computed = ready[taken], query[taken], computed[taken]
-            missing = slots.missing_blocks(ready, computed + query)
+            missing = running.missing_blocks(ready, computed + query)
             num_missing = int(missing.sum())
             if num_missing <= self._blocks.num_free:
                 break
-            self._preempt(int(running[-1]))
+            self._preempt(int(order[-1]))
         if num_missing:
-            slots.append_blocks(ready, missing, self._blocks.allocate(num_missing))
+            running.append_blocks(ready, missing, self._blocks.allocate(num_missing))
         return _Rows(ready, query)
 
     def _continue_prefills(self, tokens_left: int) -> list[tuple[int, int]]:
-        """(slot, query_len) of the running prefills that get tokens, first admitted first."""
-        slots = self._slots
-        running = slots.order
+        """(seat, query_len) of the running prefills that get tokens, first admitted first."""
+        running = self._running
+        order = running.order
         rows = []
-        for slot in running[slots.num_computed[running] < slots.prefill_len[running]].tolist():
-            query = min(tokens_left, int(slots.prefill_len[slot] - slots.num_computed[slot]))
+        for seat in order[running.num_computed[order] < running.prefill_len[order]].tolist():
+            query = min(tokens_left, int(running.prefill_len[seat] - running.num_computed[seat]))
             if query == 0:
                 break
-            rows.append((slot, query))
+            rows.append((seat, query))
             tokens_left -= query
         return rows
 
     def _admit(self, tokens_left: int) -> list[tuple[int, int]]:
-        """(slot, query_len) of waiting requests that start in this step."""
-        waiting, slots = self._arrivals.waiting, self._slots
+        """(seat, query_len) of waiting requests that start in this step."""
+        waiting, running = self._arrivals.waiting, self._running
         rows = []
-        while waiting and tokens_left > 0 and slots.has_room:
+        while waiting and tokens_left > 0 and running.has_room:
             req = waiting[0]
             prefill_len = self._requests[req].prompt_len + int(self._num_emitted[req])
             if req not in self._keys:
@@ -223,57 +223,55 @@ class Scheduler:
             waiting.popleft()
             self._blocks.share(hit)
             blocks = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_fresh)])
-            slot = self._start(req, prefill_len, blocks, len(hit) * self._virtual_block)
-            query = min(tokens_left, prefill_len - int(slots.num_computed[slot]))
-            rows.append((slot, query))
+            seat = self._start(req, prefill_len, blocks, len(hit) * self._virtual_block)
+            query = min(tokens_left, prefill_len - int(running.num_computed[seat]))
+            rows.append((seat, query))
             tokens_left -= query
         return rows
 
     def _start(self, req: int, prefill_len: int, blocks: Int32Array, hit_tokens: int) -> int:
-        """Give an admitted request a slot that holds its blocks; returns the slot."""
+        """Give an admitted request a seat that holds its blocks; returns the seat."""
         request, tally, num_emitted = self._requests[req], self._tally, int(self._num_emitted[req])
-        slot = self._slots.add(req, prefill_len, request.output_len - num_emitted)
-        self._slots.append_blocks(np.array([slot]), np.array([len(blocks)]), blocks)
-        self._slots.num_computed[slot] = hit_tokens
+        seat = self._running.add(req, prefill_len, request.output_len - num_emitted)
+        self._running.append_blocks(np.array([seat]), np.array([len(blocks)]), blocks)
+        self._running.num_computed[seat] = hit_tokens
         if self._was_preempted[req]:
             tally.resumed_hit_tokens += hit_tokens
         else:
             tally.prompt_tokens += request.prompt_len
             tally.needed_tokens += request.prompt_len + max(request.output_len - 1, 0)
             tally.prefix_hit_tokens += hit_tokens
-        return slot
+        return seat
 
-    def _preempt(self, slot: int) -> None:
+    def _preempt(self, seat: int) -> None:
         """Take a request off the engine: its blocks are free, and it waits in front of the queue to start again."""
-        req = int(self._slots.req[slot])
-        self._num_emitted[req] = self._requests[req].output_len - self._slots.output_left[slot]
+        req = int(self._running.req[seat])
+        self._num_emitted[req] = self._requests[req].output_len - self._running.output_left[seat]
         self._was_preempted[req] = True
-        self._tally.dropped_tokens += int(self._slots.num_computed[slot])
+        self._tally.dropped_tokens += int(self._running.num_computed[seat])
         self._tally.num_preemptions += 1
-        self._release(np.array([slot]))
+        self._release(np.array([seat]))
         self._arrivals.waiting.appendleft(req)
 
     def _release(self, leaving: IntArray) -> None:
-        for slot in leaving.tolist():
-            self._blocks.free(self._slots.blocks_of(slot))
-        self._slots.remove(leaving)
+        for seat in leaving.tolist():
+            self._blocks.free(self._running.blocks_of(seat))
+        self._running.remove(leaving)
 
     def _make_step(self, decodes: _Rows, prefills: _Rows) -> ScheduledStep:
-        slots, tally = self._slots, self._tally
-        rows = np.concatenate([decodes.slots, prefills.slots])
+        running, tally = self._running, self._tally
+        rows = np.concatenate([decodes.seats, prefills.seats])
         query_lens = np.concatenate([decodes.query_lens, prefills.query_lens])
         assert len(rows), "a step without a request: the engine is stuck"
-        width = int(slots.num_blocks[rows].max())
+        width = int(running.num_blocks[rows].max())
         arrays = (
-            slots.num_computed[rows] + query_lens,
+            running.num_computed[rows] + query_lens,
             query_lens,
-            slots.prefill_len[rows],
-            slots.tables[rows, :width],
-            slots.req[rows],
+            running.prefill_len[rows],
+            running.tables[rows, :width],
+            running.req[rows],
         )
-        for array in arrays:
-            array.flags.writeable = False  # a fresh array may be marked; freeze() would copy the tables once more
-        batch = Batch(*arrays)
+        batch = Batch(*map(seal, arrays))  # sealed, so that Batch need not copy the tables once more
         duration_s = self._clock.step_seconds(batch)
         if not 0 <= duration_s < np.inf:
             raise ConfigError(f"the clock gives a step {duration_s} s: a duration is finite and not negative")
@@ -294,41 +292,41 @@ class Scheduler:
 
     def _finish_decodes(self, decodes: _Rows) -> None:
         """Keep each decode's own token and the drafts before the first rejected one, up to its last output."""
-        slots = self._slots
-        rows, kept = decodes.slots, np.minimum(decodes.query_lens, slots.output_left[decodes.slots])
+        running = self._running
+        rows, kept = decodes.seats, np.minimum(decodes.query_lens, running.output_left[decodes.seats])
         if (num_drafts := self._budget.num_speculative_tokens) and len(rows):
             accepted = self._rng.random((len(rows), num_drafts)) < self._acceptance_rate
             kept = np.minimum(kept, 1 + np.cumprod(accepted, axis=1).sum(axis=1))
-        slots.num_computed[rows] += kept
-        slots.output_left[rows] -= kept
+        running.num_computed[rows] += kept
+        running.output_left[rows] -= kept
         self._tally.rejected_tokens += int((decodes.query_lens - kept).sum())
-        self._finish_requests(rows[slots.output_left[rows] == 0])
+        self._finish_requests(rows[running.output_left[rows] == 0])
 
     def _finish_prefills(self, prefills: list[tuple[int, int]]) -> None:
         """Keep whole prompt blocks for others to find; a prefill that is through gives its next output token."""
-        slots = self._slots
+        running = self._running
         done = []
-        for slot, query in prefills:
-            req = int(slots.req[slot])
+        for seat, query in prefills:
+            req = int(running.req[seat])
             keys = self._keys[req]
-            before = int(slots.num_computed[slot])
-            after = slots.num_computed[slot] = before + query
+            before = int(running.num_computed[seat])
+            after = running.num_computed[seat] = before + query
             whole = slice(before // self._virtual_block, min(after // self._virtual_block, len(keys)))
-            self._cache.keep(keys[whole], slots.tables[slot, whole])
-            if after < slots.prefill_len[slot]:
+            self._cache.keep(keys[whole], running.tables[seat, whole])
+            if after < running.prefill_len[seat]:
                 continue
-            if slots.output_left[slot]:
-                slots.output_left[slot] -= 1
+            if running.output_left[seat]:
+                running.output_left[seat] -= 1
                 if np.isnan(self._tally.first_token_s[req]):
                     self._tally.first_token_s[req] = self._now
-            if slots.output_left[slot] == 0:
-                done.append(slot)
+            if running.output_left[seat] == 0:
+                done.append(seat)
         self._finish_requests(np.array(done, np.int64))
 
     def _finish_requests(self, leaving: IntArray) -> None:
         if not len(leaving):
             return
-        for req in self._slots.req[leaving].tolist():
+        for req in self._running.req[leaving].tolist():
             self._tally.finish_s[req] = self._now
             self._keys.pop(req)
             self._arrivals.answered(req, self._now)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from cpkit.arrays import Int32Array, ceil_div
-from cpkit.workload.hash_names import HashNames, read_only
+from cpkit.arrays import Int32Array, ceil_div, seal
+from cpkit.workload.hash_names import HashNames
 from cpkit.workload.request import Request
 from cpkit.workload.trace_formats import Read, csv_records
 from cpkit.workload.trace_source import TraceSource, as_length, as_seconds, json_field, parse_json
@@ -175,7 +175,7 @@ def read_session_lengths(source: TraceSource, limit: int | None) -> Read:
             arrival_s=0.0,
             prompt_len=prompt_len,
             output_len=as_length("output_tokens", output),
-            block_hashes=read_only(np.concatenate([shared, names.fresh(num_hashes - num_shared)])),
+            block_hashes=seal(np.concatenate([shared, names.fresh(num_hashes - num_shared)])),
             hash_block_size=LENGTHS_HASH_TOKENS,
             session=session,
             depends_on=previous.index if previous else None,

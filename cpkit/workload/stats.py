@@ -4,9 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from cpkit.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
