@@ -39,7 +39,7 @@ def open_job(launch: Launch, device: torch.device, timeout_s: float) -> None:
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # see NcclComm._connect
     try:
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            _backend(device),
             init_method="env://",
             rank=launch.rank,
             world_size=launch.world_size,
@@ -52,6 +52,10 @@ def open_job(launch: Launch, device: torch.device, timeout_s: float) -> None:
         if "EADDRINUSE" in str(refused) or "in use" in reason:
             raise ConfigError(f"{where}: the port is taken; set MASTER_PORT to a free one") from refused
         raise ConfigError(f"rank {launch.rank} could not join the job at {where}: {reason}") from refused
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def close_job() -> None:
@@ -82,12 +86,13 @@ class _TorchGroups:
     def __init__(self, comm: Comm, timeout_s: float) -> None:
         check_world(comm.topology, dist.get_world_size(), "torch.distributed")
         self._by_name: dict[str, _TorchGroup] = {}
+        backend, timeout = _backend(comm.device), timedelta(seconds=timeout_s)
         for name in GROUPS:
             for ranks in comm.topology.groups(name):
                 if len(ranks) == 1:
                     continue
                 # every rank creates every group, its own or not, as torch asks
-                handle = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), group_desc=name)
+                handle = dist.new_group(list(ranks), timeout=timeout, backend=backend, group_desc=name)
                 if comm.rank in ranks:
                     places = [ranks.index(rank) for rank in dist.get_process_group_ranks(handle)]
                     self._by_name[name] = _TorchGroup(handle, places)
