@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cpkit.batch import Batch
 from cpkit.budget import Budget
@@ -24,6 +23,13 @@ class StepSettings:
 
     def plan(self, batch: Batch, rank: int | Sequence[int] | None = None) -> StepPlan:
         """Plan one step under these settings, for one rank, several, or all ranks of the first replica."""
-        options: dict[str, Any] = {"partition": self.partition, "merge": self.merge}
-        options["shard_decode_requests"] = self.shard_decode_requests
-        return plan_step(batch, self.topology, self.model, self.budget, rank=rank, **options)
+        return plan_step(
+            batch,
+            self.topology,
+            self.model,
+            self.budget,
+            rank=rank,
+            partition=self.partition,
+            merge=self.merge,
+            shard_decode_requests=self.shard_decode_requests,
+        )

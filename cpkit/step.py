@@ -21,7 +21,7 @@ from cpkit.planner.gather import GatherPlan, plan_gather
 from cpkit.planner.order import request_row_bounds
 from cpkit.planner.partition import REPLICATED, STRATEGIES, Partition, partition_queries
 from cpkit.planner.rows import Rows, rank_rows
-from cpkit.planner.shard import Shards, shard_keys
+from cpkit.planner.shard import Shards, shard_kv
 from cpkit.topology import Topology
 
 
@@ -119,7 +119,7 @@ def plan_step(
         shard_decodes=shard_decode_requests,
     )
     shards = {
-        ratio: shard_keys(batch.seq_lens, ratio, dcp_size=topology.dcp, interleave=topology.interleave)
+        ratio: shard_kv(batch.seq_lens, ratio, dcp_size=topology.dcp, interleave=topology.interleave)
         for ratio in model.slot_ratios
     }
     stage = _Stage(batch, topology, model, budget, queries, shards)
@@ -197,7 +197,7 @@ class _Stage:
         req = rows.req[prefill]
         if not rows.total_tokens or not len(req):
             return ()
-        dcp, turn = self.topology.dcp, max(1, self.topology.interleave // ratio)
+        dcp, turn = self.topology.dcp, self.shards[ratio].interleave
         together = self.topology.pcp > 1 and dcp > 1
         bounds = request_row_bounds(req) if together else np.arange(len(req) + 1)
         if together:
@@ -223,8 +223,10 @@ class _Stage:
 
     def gathers_of(self, chunks: tuple[Chunk, ...], req: IntArray, shards: Shards) -> tuple[GatherPlan, ...]:
         """The gather of each chunk over keys of one ratio; req: [prefill rows] int64, request of each row."""
-        sizes = {"dcp_size": shards.dcp_size, "interleave": shards.interleave}
-        return tuple(plan_gather(chunk, req, shards.shard_keys[req], **sizes) for chunk in chunks)
+        return tuple(
+            plan_gather(chunk, req, shards.shard_keys[req], dcp_size=shards.dcp_size, interleave=shards.interleave)
+            for chunk in chunks
+        )
 
     def gathered_shards(self, ratio: int) -> Shards:
         """Shards as gathers count them: an incomplete pool of a kpool layer is one more, as its tokens are attended."""
@@ -232,7 +234,7 @@ class _Stage:
             return self.shards[ratio]
         topology = self.topology
         lens = self.batch.seq_lens + (ratio - 1)
-        return shard_keys(lens, ratio, dcp_size=topology.dcp, interleave=topology.interleave)
+        return shard_kv(lens, ratio, dcp_size=topology.dcp, interleave=topology.interleave)
 
     def shape(self, lead: RankPlan) -> StepShape:
         """Sizes that the collectives follow from. Under DCP every rank has the lead's decode rows and chunks."""

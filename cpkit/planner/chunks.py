@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpkit.arrays import IntArray, prefix_sum
+from cpkit.arrays import IntArray, ceil_div, prefix_sum
 from cpkit.errors import PlanError
 
 
@@ -41,7 +41,7 @@ class Chunk:
     @property
     def num_runs(self) -> int:
         """Runs of query tokens, the last one shorter."""
-        return -(-self.num_queries // self.run)
+        return int(ceil_div(self.num_queries, self.run))
 
     @property
     def peak_logits(self) -> int:
@@ -119,8 +119,9 @@ def _cut(
         span = min(workspace_keys, max_logits) // span_unit * span_unit
         if span == 0:
             raise PlanError(
-                f"no key span fits: workspace={workspace_keys} keys and {max_logits} logits are below one turn of the "
-                f"shards, {span_unit} keys (dcp * interleave); raise the workspace or logits budget or lower interleave"
+                f"no key span fits: workspace={workspace_keys} keys and {max_logits} logits are below one round of "
+                f"the ranks' turns, {span_unit} keys (dcp * interleave); raise the workspace or logits budget or lower "
+                "interleave"
             )
     for start in range(0, num_keys, span):
         stop = min(start + span, num_keys)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import IntArray, freeze, prefix_sum, seal
+from cpkit.arrays import IntArray, ceil_div, freeze, prefix_sum, seal
 from cpkit.errors import PlanError
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.interleave import split_position
@@ -65,15 +65,17 @@ class GatherPlan:
         return out
 
     def _fill(self, out: IntArray, shard_keys: int, start: int) -> None:
-        """One region: whole turns as an outer sum, the rest key by key."""
-        turns, rest = divmod(shard_keys, self.interleave)
-        turn_keys = self.dcp_size * self.interleave
+        """One region: whole rounds as an outer sum, the rest key by key."""
+        rounds, rest = divmod(shard_keys, self.interleave)
+        round_keys = self.dcp_size * self.interleave
         first = np.add.outer(np.arange(self.dcp_size) * self.keys_per_rank + start, np.arange(self.interleave)).ravel()
-        np.add.outer(np.arange(turns) * self.interleave, first, out=out[: turns * turn_keys].reshape(turns, turn_keys))
+        np.add.outer(
+            np.arange(rounds) * self.interleave, first, out=out[: rounds * round_keys].reshape(rounds, round_keys)
+        )
         if rest:
-            key = np.arange(turns * turn_keys, shard_keys * self.dcp_size)
+            key = np.arange(rounds * round_keys, shard_keys * self.dcp_size)
             owner, local = split_position(key, self.dcp_size, self.interleave)
-            out[turns * turn_keys : shard_keys * self.dcp_size] = (
+            out[rounds * round_keys : shard_keys * self.dcp_size] = (
                 owner * self.keys_per_rank + start + np.minimum(local, shard_keys - 1)
             )
 
@@ -99,5 +101,5 @@ def plan_gather(
         )
     first_local = chunk.key_start // dcp_size
     if len(shard_keys) == 1:
-        shard_keys = np.minimum(shard_keys, -(-chunk.key_stop // dcp_size)) - first_local
+        shard_keys = np.minimum(shard_keys, ceil_div(chunk.key_stop, dcp_size)) - first_local
     return GatherPlan(dcp_size, interleave, first_local, freeze(shard_keys), seal(row_region))

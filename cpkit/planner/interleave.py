@@ -1,7 +1,7 @@
 """DCP placement: which rank stores which KV position, and where in its shard.
 
-Positions are dealt to the ranks in turns of `interleave`. Over compressed states (one per c tokens) the same rules hold
-with positions and lengths counted in states and interleave // c.
+Positions are dealt to the ranks in turns of `interleave`; a turn of every rank is a round. Over compressed states (one
+per c tokens) the same rules hold with positions and lengths counted in states and interleave // c.
 """
 
 from typing import TypeVar
@@ -20,15 +20,15 @@ def split_position(pos: Ints, dcp_size: int, interleave: int) -> tuple[Ints, Int
     owner        0 0 1 1 0 0 1 1 0
     local index  0 1 0 1 2 3 2 3 4
     """
-    group, within = divmod(pos, interleave)
-    turn, owner = divmod(group, dcp_size)
-    return owner, turn * interleave + within
+    turn, within = divmod(pos, interleave)
+    rounds, owner = divmod(turn, dcp_size)
+    return owner, rounds * interleave + within
 
 
 def join_position(owner: Ints | int, local: Ints, dcp_size: int, interleave: int) -> Ints:
     """KV position of a rank's local index; undoes split_position."""
-    turn, within = divmod(local, interleave)
-    return (turn * dcp_size + owner) * interleave + within
+    rounds, within = divmod(local, interleave)
+    return (rounds * dcp_size + owner) * interleave + within
 
 
 def local_lens(lens: IntArray, rank: int | IntArray, dcp_size: int, interleave: int) -> IntArray:
@@ -40,17 +40,16 @@ def local_lens(lens: IntArray, rank: int | IntArray, dcp_size: int, interleave: 
     rank 0  0 1 2 2 2 3
     rank 1  0 0 0 1 2 2
     """
-    turn = dcp_size * interleave
-    full = lens // turn
-    rest = lens - full * turn - rank * interleave
-    held: IntArray = full * interleave + np.minimum(np.maximum(rest, 0), interleave)
+    round_len = dcp_size * interleave
+    rounds = lens // round_len
+    rest = lens - rounds * round_len - rank * interleave
+    held: IntArray = rounds * interleave + np.minimum(np.maximum(rest, 0), interleave)
     return held
 
 
 def largest_shard(lens: Ints, dcp_size: int, interleave: int) -> Ints:
     """Length of the longest shard, which rank 0 always holds."""
-    turn = dcp_size * interleave
-    full, rest = divmod(lens, turn)
+    rounds, rest = divmod(lens, dcp_size * interleave)
     if isinstance(rest, np.ndarray):
-        return full * interleave + np.minimum(rest, interleave)
-    return full * interleave + min(rest, interleave)
+        return rounds * interleave + np.minimum(rest, interleave)
+    return rounds * interleave + min(rest, interleave)

@@ -26,7 +26,7 @@ class Shards:
         return local_lens(self.num_keys, dcp_rank, self.dcp_size, self.interleave)
 
 
-def shard_keys(seq_lens: IntArray, compress_ratio: int, *, dcp_size: int, interleave: int) -> Shards:
+def shard_kv(seq_lens: IntArray, compress_ratio: int, *, dcp_size: int, interleave: int) -> Shards:
     """Shards of contexts of seq_lens tokens ([num_reqs] int64); interleave in tokens, a multiple of compress_ratio."""
     num_keys = seq_lens // compress_ratio if compress_ratio > 1 else seq_lens
     turn = max(1, interleave // compress_ratio)

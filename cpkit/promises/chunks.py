@@ -145,18 +145,18 @@ def _runs(held: Held, ratio: int, chunks: _Chunks) -> Iterator[tuple[str, str]]:
 
 
 def _keys(held: Held, ratio: int, chunks: _Chunks, pairs: _Pairs) -> Iterator[tuple[str, str]]:
-    """Without gathers a chunk's keys are its rows' keys inside its span, cut between turns of the shards, if any."""
+    """Without gathers a chunk's keys are its rows' keys inside its span, cut between rounds of the ranks' turns, if any."""
     if held.rank.gathers.get(ratio):
         yield "gathers", f"{len(held.rank.gathers[ratio])} gathers, but with pcp=1 or dcp=1 nothing is gathered"
     if not len(chunks.run):
         return
     start, stop = chunks.key_start[pairs.chunk], chunks.key_stop[pairs.chunk]
     topology = held.plan.topology
-    turn_keys = topology.dcp * max(1, topology.interleave // ratio)
-    if topology.dcp > 1 and (at := first(chunks.key_start % turn_keys != 0)) is not None:
+    round_keys = topology.dcp * max(1, topology.interleave // ratio)
+    if topology.dcp > 1 and (at := first(chunks.key_start % round_keys != 0)) is not None:
         yield (
             "spans",
-            f"chunk {at} starts at key {chunks.key_start[at]}, inside a turn of the shards ({turn_keys} keys)",
+            f"chunk {at} starts at key {chunks.key_start[at]}, inside a round of the ranks' turns ({round_keys} keys)",
         )
     seen = np.clip(chunks.keys[pairs.row], start, stop) - start
     num_keys = np.add.reduceat(seen, prefix_sum(chunks.row_stop - chunks.row_start)[:-1])
@@ -206,7 +206,7 @@ def _gather_fault(held: Held, ratio: int, at: int) -> str | None:
 
 
 def first_rank_keys(keys: IntArray, dcp_size: int, turn: int) -> IntArray:
-    """[n] int64, how many of some keys, dealt from the start of a turn, the first rank gets: the most of all ranks.
+    """[n] int64, how many of some keys, dealt from the start of a round, the first rank gets: the most of all ranks.
 
     dcp_size=2, turn=2:   keys        0 1 2 3 4 5 6 7
                           first rank  0 1 2 2 2 3 4 4

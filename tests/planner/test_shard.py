@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpkit.planner.shard import shard_keys
+from cpkit.planner.shard import shard_kv
 from tests.oracles import deal
 
 
@@ -16,7 +16,7 @@ from tests.oracles import deal
     turn=st.integers(1, 16),
 )
 def test_every_key_lies_on_one_rank(seq_lens, ratio, dcp_size, turn):
-    shards = shard_keys(np.array(seq_lens, np.int64), ratio, dcp_size=dcp_size, interleave=turn * ratio)
+    shards = shard_kv(np.array(seq_lens, np.int64), ratio, dcp_size=dcp_size, interleave=turn * ratio)
     # states made of tokens dealt one by one: a rank owns the states whose tokens it holds
     held = [[len(hand) // ratio for hand in deal(n - n % ratio, dcp_size, turn * ratio)] for n in seq_lens]
     assert shards.num_keys.tolist() == [sum(hand) for hand in held]
@@ -36,12 +36,12 @@ def test_every_key_lies_on_one_rank(seq_lens, ratio, dcp_size, turn):
     ],
 )
 def test_states_of_a_context(seq_len, ratio, num_keys):
-    shards = shard_keys(np.array([seq_len]), ratio, dcp_size=1, interleave=1)
+    shards = shard_kv(np.array([seq_len]), ratio, dcp_size=1, interleave=1)
     assert (shards.num_keys.tolist(), shards.shard_keys.tolist()) == ([num_keys], [num_keys])
 
 
 def test_far_contexts_keep_64_bits():
-    shards = shard_keys(np.array([1 << 40, 16_000_000, (1 << 31) + 1]), 4, dcp_size=16, interleave=64)
+    shards = shard_kv(np.array([1 << 40, 16_000_000, (1 << 31) + 1]), 4, dcp_size=16, interleave=64)
     assert shards.num_keys.tolist() == [1 << 38, 4_000_000, 1 << 29]
     assert shards.shard_keys.tolist() == [1 << 34, 250_000, 1 << 25]
     assert sum(shards.local_lens(rank) for rank in range(16)).tolist() == shards.num_keys.tolist()
