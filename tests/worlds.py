@@ -64,7 +64,7 @@ def batches(draw, longest=5000, max_drafts=3):
 
 @st.composite
 def budgets(draw, topology, most=1 << 16):
-    """Budgets from one turn of the shards upwards, so that keys, queries or nothing is cut."""
+    """Budgets from one round of the ranks' turns upwards, so that keys, queries or nothing is cut."""
     least = topology.dcp * topology.interleave
     return Budget(
         workspace_tokens=least * draw(st.integers(1, 40)),

@@ -69,9 +69,8 @@ class GatherPlan:
         rounds, rest = divmod(shard_keys, self.interleave)
         round_keys = self.dcp_size * self.interleave
         first = np.add.outer(np.arange(self.dcp_size) * self.keys_per_rank + start, np.arange(self.interleave)).ravel()
-        np.add.outer(
-            np.arange(rounds) * self.interleave, first, out=out[: rounds * round_keys].reshape(rounds, round_keys)
-        )
+        whole = out[: rounds * round_keys].reshape(rounds, round_keys)
+        np.add.outer(np.arange(rounds) * self.interleave, first, out=whole)
         if rest:
             key = np.arange(rounds * round_keys, shard_keys * self.dcp_size)
             owner, local = split_position(key, self.dcp_size, self.interleave)

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cpkit.promises.compare import difference, distinct
 from cpkit.promises.held import DERIVED, Replica
-from cpkit.promises.violation import Violation, difference, distinct
+from cpkit.promises.violation import Violation
 from cpkit.step import StepPlan
 
 BATCH = ("seq_lens", "query_lens", "prompt_lens", "req_ids", "block_tables")

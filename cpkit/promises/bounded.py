@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from cpkit.promises.compare import by_key
 from cpkit.promises.held import Held, Replica
-from cpkit.promises.violation import Violation, by_key
+from cpkit.promises.violation import Violation
 from cpkit.step import StepPlan
 
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cpkit.arrays import BoolArray, IntArray, prefix_sum, spread
+from cpkit.promises.compare import by_key, first
 from cpkit.promises.held import Held, Replica
-from cpkit.promises.violation import Violation, by_key, first
+from cpkit.promises.violation import Violation
 
 
 class _Pairs(NamedTuple):
@@ -145,7 +146,7 @@ def _runs(held: Held, ratio: int, chunks: _Chunks) -> Iterator[tuple[str, str]]:
 
 
 def _keys(held: Held, ratio: int, chunks: _Chunks, pairs: _Pairs) -> Iterator[tuple[str, str]]:
-    """Without gathers a chunk's keys are its rows' keys inside its span, cut between rounds of the ranks' turns, if any."""
+    """Without gathers a chunk's keys are its rows' keys inside its span; under DCP spans start with a round."""
     if held.rank.gathers.get(ratio):
         yield "gathers", f"{len(held.rank.gathers[ratio])} gathers, but with pcp=1 or dcp=1 nothing is gathered"
     if not len(chunks.run):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpkit.errors import PlanError
-from cpkit.promises.violation import by_key, distinct, show_ranks
+from cpkit.promises.compare import by_key, distinct
+from cpkit.promises.violation import show_ranks
 from cpkit.step import RankPlan, StepPlan
 from cpkit.topology import Topology
 

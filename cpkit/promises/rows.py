@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpkit.arrays import BoolArray
+from cpkit.promises.compare import by_key, first
 from cpkit.promises.held import Held, Replica
-from cpkit.promises.violation import Violation, by_key, first
+from cpkit.promises.violation import Violation
 
 
 def cover_rows(replica: Replica) -> Iterator[Violation]:

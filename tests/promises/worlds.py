@@ -76,7 +76,7 @@ def requests(draw):
 
 @st.composite
 def budgets(draw, topology):
-    """From one turn of the shards (whose contexts are cut into key spans and query runs) to plenty."""
+    """From one round of the ranks' turns (whose contexts are cut into key spans and query runs) to plenty."""
     turn = topology.dcp * max(topology.interleave, 128)
     workspace = draw(st.sampled_from([turn, turn + 1, 3 * turn, 1 << 22]))
     logits = draw(st.sampled_from([turn, turn + 1, 2 * turn + 1, 40 * turn, 1 << 27]))
