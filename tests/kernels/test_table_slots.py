@@ -28,6 +28,7 @@ def slow_slots(counts, tables, held, block_size, first_key, num_keys):
         pytest.param([3], [4], 3, 3, id="second-span-of-a-shorter-shard"),
         pytest.param([9], [9], 0, 9, id="past-the-block-table"),
         pytest.param([3, 2], [3, 2], 0, 8, id="workspace-longer-than-its-rows"),
+        pytest.param([2], [5], 0, 4, id="first-span-in-a-longer-workspace"),
         pytest.param([0, 0], [0, 0], 0, 0, id="no-keys"),
         pytest.param([1], [1], 0, 1, id="one-key"),
     ],
