@@ -157,6 +157,20 @@ def test_an_idle_rank_enters_the_gather_and_has_no_work():
     assert (tuple(built.split), built.prefill, built.decode) == ((0, 0, 0, 0), None, None)
 
 
+@pytest.mark.parametrize(("pcp_rank", "own"), [(0, [-1, -1]), (1, [-1, 15])])
+def test_a_pcp_rank_reads_its_own_segment(pcp_rank, own):
+    sent = []
+
+    class Comm:
+        def all_gather(self, tensor, group):
+            sent.append(tensor.tolist())
+            return torch.cat([tensor, tensor])
+
+    one = builder(shard=Shard(pcp_size=2, pcp_rank=pcp_rank), compress_ratio=2, comm=Comm())
+    one.build(rank_batch([2], [4], [[7]], [30, -1, 30, 31], num_tokens=2, is_prefilling=[True]))
+    assert sent == [own]
+
+
 def test_a_dummy_batch_under_pcp_and_dcp_has_a_request_a_row():
     shard = Shard(pcp_size=2, dcp_size=2, dcp_rank=1)
     step = batch([4, 4], [4, 7], is_prefilling=[True, True])
