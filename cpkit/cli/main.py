@@ -1,6 +1,5 @@
-"""The command `cpkit`: its parser, its exit codes, and who runs what.
+"""The command `cpkit`: its parser, and how every ending becomes an exit code.
 
-exit code   0 done    1 a promise was violated    2 bad usage or input, one line on stderr    130 interrupted
 A reader that closes the pipe early (`cpkit plan ... | head -1`) ends the output quietly and changes no exit code.
 """
 
@@ -11,11 +10,10 @@ from collections.abc import Sequence
 
 import cpkit
 from cpkit.cli import plan, simulate
+from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
 from cpkit.cli.output import silence
 from cpkit.cli.parser import Parser
 from cpkit.errors import ConfigError, InputError, PlanError
-
-USAGE_ERROR, INTERRUPTED = 2, 130
 
 EPILOG = """\
 a first look:

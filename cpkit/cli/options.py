@@ -5,8 +5,10 @@
 
 import argparse
 import shlex
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
+from cpkit.budget import WORKSPACE_MODEL_LENS, Budget
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.errors import ConfigError
 from cpkit.model import MODELS, Model, load_model
@@ -17,6 +19,9 @@ if TYPE_CHECKING:  # settings need numpy, which --help does without
 
 PARTITIONS = ("head-tail", "head-tail-even", "round-robin", "contiguous")
 MERGES = ("ag_rs", "a2a")
+"""The planner's STRATEGIES and MERGES again, whose modules need numpy."""
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for noun in (Topology, Budget) for field in fields(noun)}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,10 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     sizes = {
         "-tp": ("--tensor-parallel-size", "ranks that split heads"),
         "-pcp": ("--prefill-context-parallel-size", "ranks that split the query tokens of prefills"),
-        "-dcp": ("--decode-context-parallel-size", "ranks that split stored keys; adds no ranks: 1, pcp or tp*pcp"),
+        "-dcp": (
+            "--decode-context-parallel-size",
+            "ranks that split stored keys, of those there are: a divisor of tp, or with pcp > 1 one of 1, pcp, tp*pcp",
+        ),
         "-pp": ("--pipeline-parallel-size", "pipeline stages"),
         "-dp": ("--data-parallel-size", "replicas"),
     }
@@ -38,8 +46,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         world.add_argument(
             short, long, dest=short[1:], type=whole_number, default=1, metavar="N", help=f"{meaning} (default: 1)"
         )
-    _number(world, "--cp-kv-cache-interleave-size", 1, "consecutive tokens kept on one DCP rank", dest="interleave")
-    _number(world, "--block-size", 64, "tokens of a KV block on one rank")
+    _number(world, "--cp-kv-cache-interleave-size", "consecutive tokens kept on one DCP rank", field="interleave")
+    _number(world, "--block-size", "tokens of a KV block on one rank", field="block_size")
     choices = parser.add_argument_group("choices")
     choices.add_argument(
         "--partition",
@@ -59,9 +67,10 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="deal decodes out over PCP ranks instead of replicating them (default: only with pcp > 1 and dcp = 1)",
     )
     limits = parser.add_argument_group("limits of a step")
-    _number(limits, "--max-num-batched-tokens", 8192, "query tokens of a step")
-    _number(limits, "--max-num-seqs", 256, "requests of a step")
-    _number(limits, "--num-speculative-tokens", 0, "draft tokens that a decode verifies beside its own")
+    _number(limits, "--max-num-batched-tokens", "query tokens of a step", field="max_num_batched_tokens")
+    _number(limits, "--max-num-seqs", "requests of a step", field="max_num_seqs")
+    drafts = "draft tokens that a decode verifies beside its own"
+    _number(limits, "--num-speculative-tokens", drafts, field="num_speculative_tokens")
     limits.add_argument(
         "--max-model-len", type=whole_number, metavar="N", help="longest request in tokens (default: the model's)"
     )
@@ -69,26 +78,25 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--workspace-tokens",
         type=whole_number,
         metavar="N",
-        help="tokens whose keys one prefill chunk may gather (default: 40 x max model length)",
+        help=f"tokens whose keys one prefill chunk may gather (default: {WORKSPACE_MODEL_LENS} x max model length)",
     )
     limits.add_argument(
         "--logits-mb",
         type=positive_number,
-        default=512.0,
+        default=DEFAULTS["logits_bytes"] / (1 << 20),
         metavar="MIB",
-        help="MiB of fp32 indexer logits written at once (default: 512)",
+        help="MiB of fp32 indexer logits written at once (default: %(default)g)",
     )
 
 
-def _number(group: argparse._ArgumentGroup, flag: str, default: int, meaning: str, *, dest: str | None = None) -> None:
-    name = dest or flag[2:].replace("-", "_")
-    text = f"{meaning} (default: {default:,})"
-    group.add_argument(flag, dest=name, type=whole_number, default=default, metavar="N", help=text)
+def _number(group: argparse._ArgumentGroup, flag: str, meaning: str, *, field: str) -> None:
+    """A flag for a whole number, with the default of the noun's field."""
+    text = f"{meaning} (default: {DEFAULTS[field]:,})"
+    group.add_argument(flag, dest=field, type=whole_number, default=DEFAULTS[field], metavar="N", help=text)
 
 
 def read_settings(args: argparse.Namespace) -> "StepSettings":
     """The settings that the flags describe; raises ConfigError or InputError."""
-    from cpkit.budget import WORKSPACE_MODEL_LENS, Budget
     from cpkit.settings import StepSettings
 
     model = load_model(args.model)

@@ -4,18 +4,20 @@ import argparse
 import math
 from typing import Any, NoReturn
 
+from cpkit.cli.exit_codes import USAGE_ERROR
+
 SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose usage errors are one line and exit code 2."""
+    """A parser whose usage errors are one line and exit code USAGE_ERROR."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, "allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong on one line of stderr and exit with 2."""
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
+        """Say what is wrong on one line of stderr and exit."""
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -1,6 +1,7 @@
 """How many KV blocks a chip has room for, and the sentence that says why."""
 
 import json
+import math
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -46,7 +47,10 @@ def default_pool(
     stated = "as stated"
     if weights_gb is None:
         weights_gb, stated = DEFAULT_WEIGHT_SHARE * memory_gb, "assumed half the chip, see --weights-gb"
-    block_bytes = topology.block_size * model.kv_bytes() / topology.pp
+    if utilization > 1:
+        raise ConfigError(f"--gpu-memory-utilization {utilization:g}: a share of the memory is at most 1")
+    largest_stage = math.ceil(model.num_layers / topology.pp) / model.num_layers
+    block_bytes = topology.block_size * model.kv_bytes() * largest_stage
     room = 1e9 * (memory_gb * utilization - weights_gb)
     if block_bytes <= 0:
         raise ConfigError(f"{model.name} keeps no paged KV: give --num-kv-blocks")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpkit.cli.exit_codes import INTERRUPTED, VIOLATED
 from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from cpkit.settings import StepSettings
     from cpkit.simulate.result import ReplaySettings, Simulation
 
-VIOLATED, INTERRUPTED = 1, 130
 MAX_PROCESSES = 8
 
 DESCRIPTION = """\

@@ -6,6 +6,8 @@ import pytest
 
 from cpkit.batch import Batch
 from cpkit.cli.main import main
+from cpkit.cli.options import MERGES, PARTITIONS
+from cpkit.planner import collectives, partition
 
 WORLD = ["-tp", "2", "-pcp", "2", "-dcp", "4"]
 
@@ -108,10 +110,15 @@ def test_max_model_len_sets_the_workspace(capsys):
     assert plan["budget"]["workspace_tokens"] == 40_000
 
 
-@pytest.mark.parametrize("partition", ["head-tail", "head-tail-even", "round-robin", "contiguous"])
-def test_every_partition(capsys, partition):
-    plan = plan_json(capsys, *WORLD, "--seq-lens", "64", "--query-lens", "64", "--partition", partition)
-    assert plan["partition"] == partition.replace("-", "_") and plan["pcp_tokens"] == [32, 32]
+def test_choices_are_the_planners():
+    assert {name.replace("-", "_") for name in PARTITIONS} == set(partition.STRATEGIES)
+    assert MERGES == collectives.MERGES
+
+
+@pytest.mark.parametrize("name", ["head-tail", "head-tail-even", "round-robin", "contiguous"])
+def test_every_partition(capsys, name):
+    plan = plan_json(capsys, *WORLD, "--seq-lens", "64", "--query-lens", "64", "--partition", name)
+    assert plan["partition"] == name.replace("-", "_") and plan["pcp_tokens"] == [32, 32]
 
 
 def test_json_and_rank(capsys):

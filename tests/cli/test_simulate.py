@@ -107,6 +107,7 @@ def test_steps_check_and_seed(capsys, trace):
         pytest.param(["--processes", "0"], "--processes 0", id="no-process"),
         pytest.param(["--num-kv-blocks", "1"], "num_kv_blocks=1", id="null-block-alone"),
         pytest.param(["--chip", "abacus"], "unknown chip 'abacus': use one of", id="chip"),
+        pytest.param(["--gpu-memory-utilization", "90"], "--gpu-memory-utilization 90: a share", id="per-cent"),
         pytest.param(["--weights-gb", "140"], "no room for KV on h200", id="weights-fill-the-chip"),
         pytest.param(["--acceptance-rate", "1.5"], "acceptance_rate=1.5", id="acceptance"),
         pytest.param(["--max-model-len", "0"], "--max-model-len 0", id="no-length"),
@@ -186,12 +187,13 @@ def test_engine_flags_undo_read_settings(argv):
     assert read_settings(again) == settings
 
 
-@pytest.mark.parametrize(("tp", "pp", "block_size"), [(8, 1, 64), (4, 2, 128)])
-def test_default_pool(tp, pp, block_size):
-    """V3.2: 656 bytes of latent and 132 of index keys a token in each of 61 layers; weights take half of 141 GB."""
+@pytest.mark.parametrize(("tp", "pp", "block_size", "layers"), [(8, 1, 64, 61), (4, 2, 128, 31), (2, 3, 64, 21)])
+def test_default_pool(tp, pp, block_size, layers):
+    """V3.2: 656 bytes of latent and 132 of index keys a token in each layer, of which the fullest of pp stages counts;
+    weights take half of 141 GB."""
     model = load_model("deepseek-v3.2")
     topology = Topology(tp=tp, pp=pp, block_size=block_size)
-    block_bytes = (656 + 132) * 61 * block_size // pp
+    block_bytes = (656 + 132) * layers * block_size
     pool = default_pool(model, topology, chip="h200", weights_gb=None, utilization=0.9)
     assert pool.num_blocks == int((141e9 * 0.9 - 70.5e9) // block_bytes)
     assert "h200" in pool.source and "half" in pool.source

@@ -1,0 +1,10 @@
+"""What the command's exit codes mean; 0 is done, with every promise kept."""
+
+VIOLATED = 1
+"""A promise was violated."""
+
+USAGE_ERROR = 2
+"""Bad usage or input, said on one line of stderr."""
+
+INTERRUPTED = 130
+"""Ctrl-C, after a report of the steps so far where there are any."""
