@@ -1,0 +1,85 @@
+"""Groups of keys that query tokens attend: of this rank's cache, of a gathered workspace, of the window cache.
+
+A selection names positions; a group (kernels/sparse_attention.py) names rows. Between the two lies the placement:
+
+    selection    position 5 2 0      dcp_size=2, interleave=1
+    rank 1       slot of 5 - -       the keys that it stores
+    gathered     row of 5 2 0        owner * keys_per_rank + start of the request + local index
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cpkit.builders.indexer_metadata import IndexerChunk
+from cpkit.builders.swa_metadata import SwaMetadata
+from cpkit.kernels.position_slots import gathered_slots, shard_slots
+from cpkit.kernels.sparse_attention import Keys, SelectedKeys, sparse_attention, used_slots
+from cpkit.worker.caches import LayerCaches
+from cpkit.worker.places import Places
+
+Partial = tuple[torch.Tensor, torch.Tensor]
+"""Output [tokens, heads, values] and LSE [tokens, heads], fp32, over some of the tokens' keys."""
+
+
+def attend(q: torch.Tensor, groups: Sequence[Keys], caches: LayerCaches) -> Partial:
+    """q: [tokens, heads, dim] bf16, over all groups together."""
+    value_dim = caches.layer.value_dim or caches.form.dim
+    return sparse_attention(q, groups, value_dim=value_dim, softmax_scale=caches.softmax_scale)
+
+
+def stored_keys(positions: torch.Tensor, places: Places, caches: LayerCaches) -> SelectedKeys:
+    """Those of the positions that this rank stores; positions: [tokens, k] int64, of its leading query tokens."""
+    topology, ratio = places.plan.topology, caches.layer.compress_ratio
+    slots = torch.empty_like(positions)
+    shard_slots(
+        positions,
+        torch.tensor(places.req[: len(positions)], dtype=torch.int32, device=positions.device),
+        torch.tensor(places.tables, device=positions.device),
+        block_size=caches.states_per_block,
+        block_stride=caches.states_per_block,
+        dcp_size=topology.dcp,
+        dcp_rank=places.rank.dcp_rank,
+        interleave=places.plan.shards[ratio].interleave,
+        out=slots,
+    )
+    return _read(slots, caches.num_latent_slots, caches.latent_rows, caches)
+
+
+def window_keys(metadata: SwaMetadata, tokens: slice, caches: LayerCaches) -> SelectedKeys:
+    """The windows of some of the rank's query tokens."""
+    parts = [metadata.decode.indices]
+    if metadata.prefill is not None:
+        parts.append(metadata.prefill.indices)
+    return _read(torch.cat(parts)[tokens], caches.num_window_slots, caches.window_rows, caches)
+
+
+def gathered_keys(
+    positions: torch.Tensor, chunk: IndexerChunk, places: Places, rows: torch.Tensor, caches: LayerCaches
+) -> SelectedKeys:
+    """Those of the positions that lie in a chunk's key span, among rows gathered from all shards.
+
+    positions: [tokens of the chunk, k] int64. rows: [dcp * keys_per_rank, row_bytes] uint8, rank after rank.
+    """
+    assert chunk.gather is not None, "keys are gathered over ranks under PCP + DCP alone"
+    first, stop = chunk.key_span
+    region = torch.tensor(chunk.gather.local_start()[chunk.gather.row_region], device=positions.device)
+    num_tokens = torch.tensor(places.rank.rows.num_tokens[chunk.row_start : chunk.row_stop], device=positions.device)
+    index = torch.empty_like(positions)
+    gathered_slots(
+        torch.where((positions >= first) & (positions < stop), positions - first, -1),
+        region.repeat_interleave(num_tokens),
+        rank_stride=chunk.gather.keys_per_rank,
+        dcp_size=chunk.gather.dcp_size,
+        interleave=chunk.gather.interleave,
+        out=index,
+    )
+    return SelectedKeys(caches.form.unpack(rows), index)
+
+
+def _read(
+    slots: torch.Tensor, num_slots: int, read: Callable[[torch.Tensor], torch.Tensor], caches: LayerCaches
+) -> SelectedKeys:
+    """The keys in some slots, each read once, however many tokens attend it."""
+    used, indices = used_slots(slots, num_slots)
+    return SelectedKeys(caches.form.unpack(read(used)), indices)

@@ -1,0 +1,85 @@
+"""What a rank keeps of one layer from step to step: its caches, and the builders of its metadata."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cpkit.builders.chip import BLACKWELL, Chip
+from cpkit.builders.common import shard_of
+from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
+from cpkit.builders.indexer_metadata import IndexerMetadata
+from cpkit.builders.swa import SwaBuilder, SwaConfig
+from cpkit.builders.swa_metadata import SwaMetadata
+from cpkit.comm.base import Comm
+from cpkit.layers import Layer
+from cpkit.settings import StepSettings
+from cpkit.worker.caches import LayerCaches, make_caches
+from cpkit.worker.places import Places
+
+PER_TOKEN = Chip("cuda", family=BLACKWELL)
+"""The chip whose decode rows the program's kernels take: one query token each, of decodes of any length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The paged pool of a run: block ids, the null block included, and the most entries of a block table."""
+
+    num_blocks: int
+    max_blocks: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerState:
+    """One layer on one rank. indexer: None without a sharded cache; swa: None without a window."""
+
+    layer: Layer
+    caches: LayerCaches
+    indexer: IndexerBuilder | None
+    swa: SwaBuilder | None
+
+    def build(self, places: Places) -> tuple[IndexerMetadata | None, SwaMetadata | None]:
+        """Metadata of a step; under PCP the ranks gather the slots of compressed keys here."""
+        indexer = None if self.indexer is None else self.indexer.build(places.batch())
+        swa = None if self.swa is None else self.swa.build(places.window_batch())
+        return indexer, swa
+
+
+class _SlotComm:
+    """The comm as the indexer's builder calls it: what it gathers are slots."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def all_gather(self, tensor: torch.Tensor, group: str) -> torch.Tensor:
+        return self._comm.all_gather(tensor.contiguous(), group, what="slots")
+
+
+def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm) -> LayerState:
+    """Fresh caches and builders; raises ConfigError for a layer that the program cannot run."""
+    topology, budget = settings.topology, settings.budget
+    indexer = swa = None
+    if layer.compress_ratio:
+        config = IndexerConfig(
+            budget=budget,
+            chip=PER_TOKEN,
+            shard=shard_of(topology, comm.rank),
+            block_size=topology.block_size,
+            max_blocks=pool.max_blocks,
+            compress_ratio=layer.compress_ratio,
+        )
+        indexer = IndexerBuilder(config, device=comm.device, comm=_SlotComm(comm))
+    if layer.window_size:
+        swa = SwaBuilder(
+            SwaConfig(
+                budget=budget,
+                chip=PER_TOKEN,
+                window_size=layer.window_size,
+                block_size=topology.block_size,
+                num_blocks=pool.num_blocks * topology.dcp,
+                max_model_len=pool.max_blocks * topology.virtual_block,
+                compress_ratios=(layer.compress_ratio,),
+                index_topk=layer.index.topk if layer.index else None,
+            ),
+            device=comm.device,
+        )
+    return LayerState(layer, make_caches(layer, topology, pool.num_blocks, comm.device), indexer, swa)
