@@ -1,0 +1,139 @@
+"""Run steps on a world of ranks and verify them: the same program whether ranks are threads, processes or GPUs.
+
+steps ─► each rank: plan ─► digests agree ─► layers ─► verify ─► its report
+                                                                   └─► gathered, so that any rank can tell all
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from cpkit.activations import Activations
+from cpkit.agreement import check_plans_agree
+from cpkit.comm.base import Comm
+from cpkit.comm.connect import TIMEOUT_S, run_program
+from cpkit.errors import ConfigError
+from cpkit.oracle import Oracle
+from cpkit.run_steps import RunSteps
+from cpkit.settings import StepSettings
+from cpkit.verify import MODES, Findings, Mismatch, Verifier
+from cpkit.worker.clock import STAGES
+from cpkit.worker.generated import TokenActivations
+from cpkit.worker.history import write_history
+from cpkit.worker.places import Places
+from cpkit.worker.program import RankProgram, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How steps are run.
+
+    comm: auto, sim, torch or mpi. device: cpu or cuda. verify: all, sample or none; seed: of the sample. timeout_s: how
+    long a rank waits for the others of a collective.
+    """
+
+    comm: str = "auto"
+    device: str = "cpu"
+    verify: str = "sample"
+    seed: int = 0
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if self.verify not in MODES:
+            raise ConfigError(f"verify {self.verify!r}: use one of {', '.join(MODES)}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankReport:
+    """What one rank has to tell.
+
+    seconds: by stage. calls, bytes: {"op over group: what": [planned, counted]}. selections, outputs: digests over all
+    steps and layers of the keys chosen (in ascending order) and of the outputs' bits.
+    """
+
+    rank: int
+    findings: Findings
+    seconds: dict[str, float]
+    calls: dict[str, list[int]]
+    bytes: dict[str, list[int]]
+    selections: str
+    outputs: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RankReport":
+        """Undoes asdict."""
+        findings = dict(data["findings"])
+        if findings["first"] is not None:
+            findings["first"] = Mismatch(**findings["first"])
+        return cls(**{**data, "findings": Findings(**findings)})
+
+
+def run_steps(
+    steps: RunSteps, settings: StepSettings, activations: Activations, options: RunOptions
+) -> tuple[int, list[RankReport]]:
+    """Run and verify; returns the lowest rank of this process and the reports of all ranks, in rank order.
+
+    Raises ConfigError, PlanError, DesyncError, and what a rank raises.
+    """
+    source = TokenActivations(activations, steps.content, settings.model.num_heads)
+    oracle = Oracle(source)
+
+    def program(comm: Comm) -> list[RankReport]:
+        return gather_reports(comm, run_rank(comm, steps, settings, oracle, options))
+
+    results = run_program(
+        program, settings.topology, kind=options.comm, device=options.device, timeout_s=options.timeout_s
+    )
+    rank = min(results)
+    return rank, results[rank]
+
+
+def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle, options: RunOptions) -> RankReport:
+    """All steps on one rank."""
+    program = RankProgram(comm, settings, steps.pool, oracle.source)
+    verifier = Verifier(oracle, comm.rank, options.verify, options.seed)
+    selections, outputs = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    clock = program.clock
+    for number, batch in enumerate(steps.batches):
+        with clock.stage("plan"):
+            plan = settings.plan(batch, comm.rank)
+            check_plans_agree(comm, plan)
+        if number == 0 and steps.has_history:
+            write_history(Places(plan, plan.rank(comm.rank), comm.device), program.layers, oracle.source)
+        result = program.run_step(plan)
+        with clock.stage("verify"):
+            _feed(selections, outputs, result)
+            if options.verify != "none":
+                verifier.check(number, result)
+    keys = sorted(program.planned.keys() | program.counted.keys())
+    names = [f"{op} over {group}: {what}" for op, group, what in keys]
+    totals = [(program.planned[key], program.counted[key]) for key in keys]
+    return RankReport(
+        rank=comm.rank,
+        findings=verifier.findings,
+        seconds={stage: clock.seconds.get(stage, 0.0) for stage in STAGES},
+        calls={name: [both[0].calls, both[1].calls] for name, both in zip(names, totals, strict=True)},
+        bytes={name: [both[0].bytes, both[1].bytes] for name, both in zip(names, totals, strict=True)},
+        selections=selections.hexdigest(),
+        outputs=outputs.hexdigest(),
+    )
+
+
+def gather_reports(comm: Comm, report: RankReport) -> list[RankReport]:
+    """The reports of all ranks, on every rank."""
+    text = json.dumps(asdict(report)).encode()
+    longest = comm.all_reduce(torch.tensor([len(text)], device=comm.device), "world", what="report", reduction="max")
+    sent = torch.frombuffer(bytearray(text.ljust(int(longest[0]))), dtype=torch.uint8).to(comm.device)
+    gathered = comm.all_gather(sent, "world", what="report").view(comm.size, -1).cpu().numpy()
+    return [RankReport.from_json(json.loads(row.tobytes())) for row in gathered]
+
+
+def _feed(selections: Any, outputs: Any, result: StepResult) -> None:
+    for layer in result.layers:
+        outputs.update(layer.out.cpu().numpy().tobytes())
+        if layer.selection is not None:
+            selections.update(layer.selection.sort(1).values.cpu().numpy().tobytes())
