@@ -36,7 +36,6 @@ def open_job(launch: Launch, device: torch.device, timeout_s: float) -> None:
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
-        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # see NcclComm._connect
     try:
         dist.init_process_group(
             _backend(device),
@@ -141,33 +140,20 @@ class GlooComm(HostComm):
 class NcclComm(Comm):
     """Ranks that own a GPU each. Calls return when the work is on the current stream, as torch's do.
 
-    No tickets are exchanged here, which would stop the stream at every call: compare ledgers and digests instead. Where
-    a rank does not come, NCCL's watchdog ends the others after timeout_s. Sums are NCCL's own: of two ranks, or of
-    exact data, the simulation's bits; else float additions follow the order of its rings and trees, so the last bits
-    may differ, and bfloat16 and float16 are rounded on the way.
+    No tickets are exchanged here, which would stop the stream at every call, and the wait for a rank that does not come
+    is bounded by torch's watchdog alone: compare digests over a side channel before a step, and ledgers after it.
+    Sums are NCCL's own: of two ranks, or of exact data, the simulation's bits; else float additions follow the order of
+    its rings and trees, so the last bits may differ, and bfloat16 and float16 are rounded on the way.
     """
 
     def __init__(self, topology: Topology, device: torch.device, timeout_s: float, *, owns_job: bool = False) -> None:
         super().__init__(dist.get_rank(), topology, device)
         self._torch_groups = _TorchGroups(self, timeout_s)
         self._owns_job = owns_job
-        self._connect()
 
     def close(self) -> None:
         """Destroy the groups, and leave the job if this comm opened it."""
         self._torch_groups.close(self._owns_job)
-
-    def _connect(self) -> None:
-        """Connect the peers of every group now, while all ranks are here.
-
-        NCCL would do so in the first call of each kind, waiting on the host for a peer that does not come; torch's
-        watchdog times work on streams only. NCCL_RUNTIME_CONNECT=0 connects all but direct sends.
-        """
-        for group in map(self.group, GROUPS):
-            if group.size > 1:
-                flags = list(torch.zeros(2, group.size, 1, dtype=torch.uint8, device=self.device))
-                sent, into = (list(row.unbind()) for row in flags)
-                dist.all_to_all(into, sent, group=self._torch_groups[group].handle)
 
     def _all_gather(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
         torch_group = self._torch_groups[group]
