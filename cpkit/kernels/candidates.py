@@ -103,9 +103,8 @@ def best_candidates_reference(
     chosen = (positions >= 0) & ~scores.isnan()
     positions = torch.where(chosen, positions, LAST_POSITION)
     positions, order = positions.sort(dim=1)
-    scores = (
-        torch.where(chosen, scores, float("-inf")).gather(1, order) + 0.0
-    )  # -0.0 becomes 0.0: a sort by bits parts them
+    # + 0.0 makes -0.0 0.0, which a sort by bits would part
+    scores = torch.where(chosen, scores, float("-inf")).gather(1, order) + 0.0
     # stable: equal scores stay in the order of their positions, and padding behind every -inf
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     positions = positions.gather(1, order)
