@@ -1,8 +1,8 @@
 """Owner strips: one letter a token, so that a small step can be read off by eye.
 
-request 1, prefill     0         10
-  computed by          ..0011110
-  stored by            012301230
+request 1, prefill    0         10
+  computed by         ..0001111110
+  stored by           012301230123
 """
 
 from collections.abc import Sequence
