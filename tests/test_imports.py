@@ -1,0 +1,73 @@
+"""Imports go one way, from the nouns up, and what plans on a laptop imports no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cpkit
+
+PACKAGE = Path(cpkit.__file__).parent
+FLOORS = (
+    {"errors", "arrays", "digest", "layers"},
+    {"topology", "batch", "hf_config"},
+    {"model"},
+    {"budget"},
+    {"planner"},
+    {"step"},
+    {"settings", "traffic", "materialize", "balance"},
+    {"plan_data"},
+    {"saved_plan"},
+    {"kernels"},
+    {"builders"},
+    {"comm"},
+    {"merge"},
+    {"worker"},
+    {"workload", "promises"},
+    {"simulate"},
+    {"report"},
+    {"compat", "cli"},
+)
+"""A room or file at the root of cpkit imports from lower floors alone."""
+
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+WITHOUT_TORCH = ("planner", "promises", "workload", "simulate", "report", "cli")
+
+
+def files_of(name):
+    """The files of a room, or the one file at the root."""
+    return sorted((PACKAGE / name).glob("*.py")) or [PACKAGE / f"{name}.py"]
+
+
+def imported(path):
+    """First names below cpkit that a file imports, at its top or inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "cpkit":
+            names |= {f"cpkit.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    return {name.split(".")[1] for name in names if name.startswith("cpkit.")}
+
+
+@pytest.mark.parametrize("name", FLOOR)
+def test_imports_go_down(name):
+    for path in files_of(name):
+        up = {other for other in imported(path) - {name} if FLOOR.get(other, -1) >= FLOOR[name]}
+        assert not up, f"{path.name} imports {sorted(up)} from its own floor or above"
+
+
+def test_the_planning_half_imports_no_torch():
+    modules = [f"cpkit.{name}.{path.stem}" for name in WITHOUT_TORCH for path in files_of(name)]
+    modules = [name.removesuffix(".__init__") for name in modules]
+    program = (
+        "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *modules], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
