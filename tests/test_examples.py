@@ -1,12 +1,13 @@
-"""The example programs run and print what their docstrings promise."""
+"""The example programs and the README's run, and give what they promise."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 
 PRINTS = {
     "plan_a_step.py": "collectives of one layer",
@@ -27,5 +28,13 @@ def test_every_example_is_run():
 
 def test_picture_is_what_its_program_draws(capsys):
     runpy.run_path(str(EXAMPLES / "ownership_svg.py"), run_name="__main__")
-    picture = EXAMPLES.parent / "docs" / "images" / "ownership.svg"
+    picture = ROOT / "docs" / "images" / "ownership.svg"
     assert capsys.readouterr().out == picture.read_text(encoding="utf-8")
+
+
+def test_the_readme_program_runs():
+    """Rank 3 of tp=2, pcp=2 computes the decode and the two middle quarters of the prompt."""
+    program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    names = {}
+    exec(program, names)
+    assert names["plan"].ranks[3].rows.positions().tolist() == [699, *range(1024, 3072)]
