@@ -33,7 +33,9 @@ def quantize_fp8_reference(
     values: torch.Tensor, *, group_size: int, pow2_scales: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     groups = values.float().unflatten(1, (-1, group_size))
-    scales = groups.abs().amax(2).clamp(min=LEAST_AMAX) / E4M3_MAX
+    amax = groups.abs().amax(2).clamp(min=LEAST_AMAX)
+    # By a tensor: a GPU divides by a plain number as a product with its reciprocal, which rounds differently.
+    scales = amax / torch.full_like(amax, E4M3_MAX)
     if pow2_scales:
         scales = round_up_pow2(scales)
     return (groups / scales[..., None]).flatten(1).to(torch.float8_e4m3fn), scales
