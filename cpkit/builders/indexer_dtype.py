@@ -15,10 +15,16 @@ FP4_MODELS_ON_ROCM = ("deepseek_v4", "deepseek_v41")
 CDNA4 = 4
 
 
-def indexer_uses_fp4(cache_dtype: str, chip: Chip, *, model_type: str | None) -> bool:
+def indexer_uses_fp4(
+    cache_dtype: str,
+    chip: Chip,
+    *,
+    model_type: str | None,
+    models_on_rocm: tuple[str, ...] = FP4_MODELS_ON_ROCM,
+) -> bool:
     """True for mxfp4 keys, False for fp8; raises ConfigError where the chip has no kernel for them.
 
-    model_type: of the model's config, None without one; only ROCm looks at it.
+    model_type: of the model's config, None without one; models_on_rocm: those with kernels there. Only ROCm looks.
     """
     if cache_dtype in ("auto", "fp8"):
         return False
@@ -26,10 +32,10 @@ def indexer_uses_fp4(cache_dtype: str, chip: Chip, *, model_type: str | None) ->
     if cache_dtype != "mxfp4":
         raise ConfigError(f"{refusal}: the indexer keeps its keys in fp8 or mxfp4; use one of auto, fp8, mxfp4")
     if chip.platform == "rocm":
-        if model_type not in FP4_MODELS_ON_ROCM:
+        if model_type not in models_on_rocm:
             raise ConfigError(
                 f"{refusal} on ROCm with model type {model_type}: its kernels exist for "
-                f"{', '.join(FP4_MODELS_ON_ROCM)} alone; use fp8"
+                f"{', '.join(models_on_rocm)} alone; use fp8"
             )
         if chip.cdna != CDNA4:
             raise ConfigError(f"{refusal} on ROCm CDNA{chip.cdna}: it needs CDNA4; use fp8")

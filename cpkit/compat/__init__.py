@@ -1,1 +1,1 @@
-"""Other engines' function names over cpkit's planner: `cpkit.compat.vllm`. Needs torch; nothing else here does."""
+"""Other engines' names over cpkit's planner and builders: `cpkit.compat.vllm`. Needs torch; nothing else here does."""

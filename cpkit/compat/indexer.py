@@ -1,4 +1,4 @@
-"""Upstream's indexer metadata: prefill chunks, decode lengths, and which cache dtype the indexer may use."""
+"""Upstream's indexer metadata: prefill chunks and decode lengths."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ import torch
 from cpkit.arrays import IntArray, prefix_sum, spread
 from cpkit.compat.convert import int32, ints
 from cpkit.compat.pcp import PCPGlobalChunkPlan
-from cpkit.errors import ConfigError
 from cpkit.planner.decode import expand_block_tables, flatten_decodes, local_decode_lens
 from cpkit.planner.interleave import local_lens
 from cpkit.planner.key_ranges import chunk_tokens, key_ranges_gathered, key_ranges_local, key_rows
@@ -243,49 +242,3 @@ def indexer_decode_metadata_varlen(
         indices=int32(flat.req, seq_lens),
         per_req_lens=int32(query_lens, seq_lens),
     )
-
-
-INDEXER_KV_DTYPES = ("fp8", "mxfp4")
-
-
-@dataclass(frozen=True)
-class IndexerCacheConfig:
-    """What the choice of the indexer's cache dtype depends on.
-
-    indexer_kv_dtype: "auto" (fp8) or one of INDEXER_KV_DTYPES. platform: "cuda", "rocm", "xpu" or "cpu".
-    capability_family: CUDA family (80, 90, 100, 120). model_type: of the model config, None without one.
-    cdna_version, aiter_enabled: of a ROCm machine.
-    """
-
-    indexer_kv_dtype: str
-    platform: str
-    capability_family: int | None = None
-    model_type: str | None = None
-    cdna_version: int | None = None
-    aiter_enabled: bool | None = None
-
-
-def dsa_indexer_uses_fp4(config: IndexerCacheConfig) -> bool:
-    """Whether the indexer's keys are kept in mxfp4; raises ConfigError where that cannot work, with the reason."""
-    dtype = "fp8" if config.indexer_kv_dtype == "auto" else config.indexer_kv_dtype
-    if dtype not in INDEXER_KV_DTYPES:
-        raise ConfigError(f"indexer_kv_dtype={dtype!r}: the sparse indexer keeps its keys in {INDEXER_KV_DTYPES}")
-    if dtype == "fp8":
-        return False
-    if config.platform == "rocm":
-        reasons = {
-            f"model type {config.model_type!r} has no mxfp4 indexer there (deepseek_v41 has)": config.model_type
-            != "deepseek_v41",
-            f"it needs CDNA4, this chip is CDNA{config.cdna_version}": config.cdna_version != 4,
-            "its kernels are aiter's, which is switched off": not config.aiter_enabled,
-        }
-    else:
-        found = f"{config.platform} family {config.capability_family}"
-        reasons = {
-            f"it needs a Blackwell datacenter chip (CUDA family 100), found {found}": config.platform != "cuda"
-            or config.capability_family != 100
-        }
-    refusals = [reason for reason, holds in reasons.items() if holds]
-    if refusals:
-        raise ConfigError(f"indexer_kv_dtype='mxfp4' on {config.platform}: {'; '.join(refusals)}; use 'fp8'")
-    return True

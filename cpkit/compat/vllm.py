@@ -1,7 +1,7 @@
-"""vLLM's planning functions, under its names, over cpkit's planner: tensors in, tensors out.
+"""vLLM's planning functions and metadata builders, under its names, over cpkit's: tensors in, tensors out.
 
-They reproduce upstream's results, its traps included; each function says where they differ from the planner's, which
-refuses or computes what the trap gets wrong. No vLLM is imported.
+They reproduce upstream's results, its traps included; docs/compat.md says for each name where it differs from cpkit's
+own, which refuses or computes what the trap gets wrong. No vLLM is imported.
 """
 
 from cpkit.compat.batches import (
@@ -12,18 +12,29 @@ from cpkit.compat.batches import (
     split_pcp_dcp_prefill_chunks,
     token_to_req_indices,
 )
+from cpkit.compat.cache_builders import (
+    DeepseekSparseSWAMetadata,
+    DeepseekSparseSWAMetadataBuilder,
+    KpoolTailMetadata,
+    KpoolTailMetadataBuilder,
+)
 from cpkit.compat.indexer import (
     DecodeTensors,
     DeepseekV32IndexerPrefillChunkMetadata,
-    IndexerCacheConfig,
     VarlenDecodeTensors,
     build_prefill_chunk_metadata,
     dcp_localize_decode_seq_lens,
-    dsa_indexer_uses_fp4,
     indexer_decode_metadata_varlen,
     prepare_decode_tensors,
     prepare_global_decode_seq_lens,
 )
+from cpkit.compat.indexer_builder import (
+    DeepSeekV32IndexerDecodeMetadata,
+    DeepseekV32IndexerMetadata,
+    DeepseekV32IndexerMetadataBuilder,
+    DeepseekV32IndexerPrefillMetadata,
+)
+from cpkit.compat.indexer_dtype import IndexerCacheConfig, dsa_indexer_uses_fp4
 from cpkit.compat.merge import lse_weighted_combine, mask_dcp_empty_shards, merge_dcp_topk_global, pack_dcp_topk
 from cpkit.compat.pcp import (
     PCPGlobalChunkPlan,
@@ -48,8 +59,16 @@ from cpkit.compat.swa import (
 
 __all__ = [
     "DecodeTensors",
+    "DeepSeekV32IndexerDecodeMetadata",
+    "DeepseekSparseSWAMetadata",
+    "DeepseekSparseSWAMetadataBuilder",
+    "DeepseekV32IndexerMetadata",
+    "DeepseekV32IndexerMetadataBuilder",
     "DeepseekV32IndexerPrefillChunkMetadata",
+    "DeepseekV32IndexerPrefillMetadata",
     "IndexerCacheConfig",
+    "KpoolTailMetadata",
+    "KpoolTailMetadataBuilder",
     "PCPGlobalChunkPlan",
     "PCPPartition",
     "PCPRankBatch",

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="compat takes and returns torch tens
 from cpkit.builders.chip import Chip  # noqa: E402  (needs torch)
 from cpkit.builders.common import Shard, rank_batch  # noqa: E402
 from cpkit.builders.graphs import GraphSupport  # noqa: E402
-from cpkit.compat import vllm_builders  # noqa: E402
+from cpkit.compat import vllm  # noqa: E402
 from cpkit.errors import ConfigError  # noqa: E402
 from tests.builders.indexers import A100, HOPPER, builder  # noqa: E402
 
@@ -47,9 +47,7 @@ def step(query_lens, seq_lens, *, slots=None, num_tokens=None, **fields):
 
 def upstream(config=None, *, ratio=1, chip=HOPPER, **options):
     spec = SimpleNamespace(block_size=4, compress_ratio=ratio)
-    return vllm_builders.DeepseekV32IndexerMetadataBuilder(
-        spec, ["layer"], config or engine(), "cpu", chip=chip, **options
-    )
+    return vllm.DeepseekV32IndexerMetadataBuilder(spec, ["layer"], config or engine(), "cpu", chip=chip, **options)
 
 
 def test_the_indexers_agree_where_no_trap_lies():
@@ -125,7 +123,7 @@ def test_compressed_slots_are_gathered_under_pcp():
 
 def test_the_kpool_builder():
     spec = SimpleNamespace(block_size=4)
-    tail = vllm_builders.KpoolTailMetadataBuilder(spec, ["layer"], engine(), "cpu")
+    tail = vllm.KpoolTailMetadataBuilder(spec, ["layer"], engine(), "cpu")
     batch = step([1, 2], [7, 2], slots=[0, 0, 0, -1], positions=torch.tensor([6, 0, 1, 0]), num_tokens=3)
     assert tail.build(0, batch).slot_mapping.tolist() == [1 * 4 + 2, 13 * 4, 13 * 4 + 1, -1]
     assert tail.graph_support is GraphSupport.ALWAYS and not tail.supports_update_block_table
@@ -133,7 +131,7 @@ def test_the_kpool_builder():
 
 def test_a_draft_update_follows_a_build():
     spec = SimpleNamespace(block_size=4, sliding_window=4)
-    window = vllm_builders.DeepseekSparseSWAMetadataBuilder(spec, ["layer"], engine(), "cpu", chip=Chip("rocm", cdna=4))
+    window = vllm.DeepseekSparseSWAMetadataBuilder(spec, ["layer"], engine(), "cpu", chip=Chip("rocm", cdna=4))
     with pytest.raises(AssertionError, match="follows a build"):
         window.update_draft_metadata(None, step([1], [4]))
     built = window.build(0, step([1], [4]))

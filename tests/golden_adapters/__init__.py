@@ -4,13 +4,7 @@ Each adapter takes the inputs as a namespace and returns the outputs as a dictio
 outputs are one entry a rank, and a rank that refuses gives the exception.
 """
 
-from tests.golden_adapters import batches, indexer, ranks, slots, windows
+from tests.golden_adapters import batches, builders, indexer, ranks, slots, windows
 from tests.golden_adapters.tensors import ADAPTERS, f32
 
-PENDING = {
-    "indexer_build": "waits for the indexer's metadata builder",
-    "swa_build": "waits for the sliding-window metadata builder",
-}
-"""Vector files of functions that are not built yet, with the reason."""
-
-__all__ = ["ADAPTERS", "PENDING", "batches", "f32", "indexer", "ranks", "slots", "windows"]
+__all__ = ["ADAPTERS", "batches", "builders", "f32", "indexer", "ranks", "slots", "windows"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from cpkit.builders.chip import Chip
-from cpkit.compat import vllm_builders
+from cpkit.compat import vllm
 from tests.golden_adapters.tensors import adapter, flags, i32, i64, rows
 
 
@@ -47,7 +47,7 @@ def indexer_build(case):
     chip = Chip("cuda", family=100 if config["varlen"] else 80, num_workers=4)
 
     def on_rank(rank):
-        builder = vllm_builders.DeepseekV32IndexerMetadataBuilder(
+        builder = vllm.DeepseekV32IndexerMetadataBuilder(
             SimpleNamespace(block_size=config["block_size"], compress_ratio=config["compress_ratio"]),
             ["layer"],
             engine(config, len(case.seq_lens)),
@@ -98,7 +98,7 @@ def decode_fields(decode):
 @adapter
 def swa_build(case):
     config = case.config
-    builder = vllm_builders.DeepseekSparseSWAMetadataBuilder(
+    builder = vllm.DeepseekSparseSWAMetadataBuilder(
         SimpleNamespace(block_size=config["block_size"], sliding_window=config["window_size"]),
         ["layer"],
         engine(config, len(case.seq_lens), parallel_drafting=config["parallel_drafting"]),

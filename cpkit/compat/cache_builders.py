@@ -1,4 +1,4 @@
-"""Upstream's metadata builders under their names: the indexer's, and the window's and kpool's over cpkit's builders."""
+"""Upstream's window and kpool tail builders under their names, over cpkit's builders."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,23 +11,6 @@ from cpkit.builders.swa import SwaBuilder, SwaConfig
 from cpkit.builders.swa_metadata import SwaMetadata
 from cpkit.compat.builder_config import CommonAttentionMetadata, read_batch, read_settings
 from cpkit.compat.convert import RefusedAssertionError, refuse_as
-from cpkit.compat.indexer_builder import (
-    DeepSeekV32IndexerDecodeMetadata,
-    DeepseekV32IndexerMetadata,
-    DeepseekV32IndexerMetadataBuilder,
-    DeepseekV32IndexerPrefillMetadata,
-)
-
-__all__ = [
-    "DeepSeekV32IndexerDecodeMetadata",
-    "DeepseekSparseSWAMetadata",
-    "DeepseekSparseSWAMetadataBuilder",
-    "DeepseekV32IndexerMetadata",
-    "DeepseekV32IndexerMetadataBuilder",
-    "DeepseekV32IndexerPrefillMetadata",
-    "KpoolTailMetadata",
-    "KpoolTailMetadataBuilder",
-]
 
 
 @dataclass
