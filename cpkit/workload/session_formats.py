@@ -18,8 +18,7 @@ import numpy as np
 from cpkit.arrays import Int32Array, ceil_div, seal
 from cpkit.workload.hash_names import HashNames
 from cpkit.workload.request import Request
-from cpkit.workload.trace_formats import Read, csv_records
-from cpkit.workload.trace_source import TraceSource, as_length, as_seconds, json_field, parse_json
+from cpkit.workload.trace_source import Read, TraceSource, as_length, as_seconds, csv_records, json_field, parse_json
 
 LENGTH_COLUMNS = (
     "session",

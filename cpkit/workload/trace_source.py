@@ -1,17 +1,22 @@
-"""A trace file as text: unpacked, line by line, with one rule for what cannot be read."""
+"""A trace file as text, JSON values or CSV cells: unpacked, line by line, with one rule for what cannot be read."""
 
+import csv
 import gzip
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from cpkit.arrays import MAX_LEN
 from cpkit.errors import InputError
+from cpkit.workload.request import Request
 
 T = TypeVar("T")
+
+Read = tuple[list[Request], list[str]]
+"""What a reader gives: requests in file order, and notes on what it decided."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_SECONDS = float(1 << 40)
@@ -98,6 +103,26 @@ def _unpack(path: Path) -> tuple[bytes, str | None]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     return bytes(data), None
+
+
+def csv_records(source: TraceSource, columns: Sequence[str], parse: Callable[[list[str]], T]) -> Iterator[T]:
+    """parse(values of the named columns) for each row behind the header; other columns are left alone."""
+    header_line, header = next(source.preview())
+    names = split_csv(header)
+    places = [names.index(name) for name in columns]
+
+    def parse_row(text: str) -> T:
+        cells = split_csv(text)
+        if len(cells) != len(names):
+            raise ValueError(f"{len(cells)} values for {len(names)} columns")
+        return parse([cells[i] for i in places])
+
+    return source.records(parse_row, header_line=header_line)
+
+
+def split_csv(text: str) -> list[str]:
+    """The cells of one CSV line, without the blanks around them."""
+    return [cell.strip() for cell in next(csv.reader([text]), [])]
 
 
 def parse_json(text: str) -> Any:

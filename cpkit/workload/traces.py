@@ -5,19 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from cpkit.errors import InputError
+from cpkit.workload.client_formats import read_clients
 from cpkit.workload.request import Trace
-from cpkit.workload.sampling import read_clients
+from cpkit.workload.request_formats import AZURE_COLUMNS, PLAIN_COLUMNS, read_azure, read_hash_blocks, read_plain
 from cpkit.workload.session_formats import LENGTH_COLUMNS, read_session_lengths, read_sessions
-from cpkit.workload.trace_formats import (
-    AZURE_COLUMNS,
-    PLAIN_COLUMNS,
-    Read,
-    read_azure,
-    read_hash_blocks,
-    read_plain,
-    split_csv,
-)
-from cpkit.workload.trace_source import TraceSource, parse_json
+from cpkit.workload.trace_source import Read, TraceSource, parse_json, split_csv
 
 HASH_BLOCK_FIELDS = ("timestamp", "input_length", "output_length")
 SESSION_FIELDS = ("id", "block_size", "requests")

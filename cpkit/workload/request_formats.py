@@ -1,23 +1,17 @@
 """Traces with one request a line: hash-block JSONL (Mooncake, Bailian) and CSV logs of arrivals."""
 
-import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cpkit.arrays import Int32Array
 from cpkit.workload.hash_names import HashBlockSize, HashNames
 from cpkit.workload.request import Request
-from cpkit.workload.trace_source import TraceSource, as_length, as_seconds, json_field, parse_json
-
-T = TypeVar("T")
+from cpkit.workload.trace_source import Read, TraceSource, as_length, as_seconds, csv_records, json_field, parse_json
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 PLAIN_COLUMNS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
-
-Read = tuple[list[Request], list[str]]
-"""Requests in file order, and notes on what the reader decided."""
 
 
 class InOrder:
@@ -105,7 +99,7 @@ def read_azure(source: TraceSource, limit: int | None) -> Read:
         origin = seconds if origin is None else origin
         return Request(0, in_order.check(seconds - origin), *lens)
 
-    return number(islice(csv_records(source, AZURE_COLUMNS, parse), limit)), []
+    return numbered(islice(csv_records(source, AZURE_COLUMNS, parse), limit)), []
 
 
 def read_plain(source: TraceSource, limit: int | None) -> Read:
@@ -117,30 +111,10 @@ def read_plain(source: TraceSource, limit: int | None) -> Read:
         lens = as_length("num_prefill_tokens", values[1]), as_length("num_decode_tokens", values[2])
         return Request(0, in_order.check(seconds), *lens)
 
-    return number(islice(csv_records(source, PLAIN_COLUMNS, parse), limit)), []
+    return numbered(islice(csv_records(source, PLAIN_COLUMNS, parse), limit)), []
 
 
-def csv_records(source: TraceSource, columns: Sequence[str], parse: Callable[[list[str]], T]) -> Iterator[T]:
-    """parse(values of the named columns) for each row behind the header; other columns are left alone."""
-    header_line, header = next(source.preview())
-    names = split_csv(header)
-    places = [names.index(name) for name in columns]
-
-    def parse_row(text: str) -> T:
-        cells = split_csv(text)
-        if len(cells) != len(names):
-            raise ValueError(f"{len(cells)} values for {len(names)} columns")
-        return parse([cells[i] for i in places])
-
-    return source.records(parse_row, header_line=header_line)
-
-
-def split_csv(text: str) -> list[str]:
-    """The cells of one CSV line, without the blanks around them."""
-    return [cell.strip() for cell in next(csv.reader([text]), [])]
-
-
-def number(requests: Iterator[Request]) -> list[Request]:
+def numbered(requests: Iterator[Request]) -> list[Request]:
     """The requests with req_id 0, 1, ..."""
     return [
         Request(i, r.arrival_s, r.prompt_len, r.output_len, r.block_hashes, r.hash_block_size)

@@ -19,8 +19,7 @@ import numpy as np
 from cpkit.arrays import FloatArray, IntArray
 from cpkit.errors import InputError
 from cpkit.workload.request import Request
-from cpkit.workload.trace_formats import Read
-from cpkit.workload.trace_source import TraceSource, as_length, as_seconds, json_field, parse_json
+from cpkit.workload.trace_source import Read, TraceSource, as_length, as_seconds, json_field, parse_json
 
 Histogram = tuple[IntArray, FloatArray]
 """Values [n] and their probabilities [n], which sum to 1."""

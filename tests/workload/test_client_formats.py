@@ -7,7 +7,7 @@ import pytest
 
 from cpkit.errors import InputError
 from cpkit.workload import read_trace
-from cpkit.workload.sampling import draw_fractions
+from cpkit.workload.client_formats import draw_fractions
 
 
 def client(windows="0,0.5,1,Gamma,1,1\r\n100,0,0,,0,0", **histograms):
