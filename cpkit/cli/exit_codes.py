@@ -1,7 +1,7 @@
 """What the command's exit codes mean; 0 is done, with every promise kept."""
 
 VIOLATED = 1
-"""A promise was violated."""
+"""A promise was violated: a plan breaks one, a rank's values differ from the truth, or ranks disagree."""
 
 USAGE_ERROR = 2
 """Bad usage or input, said on one line of stderr."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import cpkit
-from cpkit.cli import plan, simulate
+from cpkit.cli import plan, run, simulate
 from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
 from cpkit.cli.output import silence
 from cpkit.cli.parser import Parser
@@ -19,8 +19,9 @@ EPILOG = """\
 a first look:
   cpkit plan -tp 2 -pcp 2 -dcp 4 --seq-lens 10,9 --query-lens 1,7
   cpkit simulate examples/data/conversation_excerpt.jsonl.gz -tp 4 -pcp 2 -dcp 8 --steps 500
+  cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16 --verify all
 
-exit codes: 0 done, 1 a promise was violated, 2 bad usage or input, 130 interrupted
+exit codes: 0 done, 1 a promise was violated or a run failed, 2 bad usage or input, 130 interrupted
 `cpkit COMMAND --help` explains every flag and its default.
 """
 
@@ -64,11 +65,12 @@ def make_parser() -> Parser:
     """The parser of all commands."""
     parser = Parser(
         prog="cpkit",
-        description="Plan, simulate and check context parallelism for sparse-attention inference, without a GPU.",
+        description="Plan, simulate, run and check context parallelism for sparse-attention inference.",
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"cpkit {cpkit.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     plan.add_command(commands)
     simulate.add_command(commands)
+    run.add_command(commands)
     return parser

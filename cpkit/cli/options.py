@@ -5,6 +5,7 @@
 
 import argparse
 import shlex
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,11 @@ def _number(group: argparse._ArgumentGroup, flag: str, meaning: str, *, field: s
     group.add_argument(flag, dest=field, type=whole_number, default=DEFAULTS[field], metavar="N", help=text)
 
 
-def read_settings(args: argparse.Namespace) -> "StepSettings":
-    """The settings that the flags describe; raises ConfigError or InputError."""
+def read_settings(args: argparse.Namespace, reduce: Callable[[Model], Model] = lambda model: model) -> "StepSettings":
+    """The settings that the flags describe; reduce: what is planned of the model. Raises ConfigError or InputError."""
     from cpkit.settings import StepSettings
 
-    model = load_model(args.model)
+    model = reduce(load_model(args.model))
     workspace = args.workspace_tokens
     if workspace is None:
         workspace = WORKSPACE_MODEL_LENS * max_model_len(args, model)

@@ -38,7 +38,7 @@ def run_program(
     launch = detect()
     kind = choose(kind, launch)
     if kind == "sim":
-        _need_torch()
+        need_torch()
         from cpkit.comm.simulated import run_ranks
 
         results = run_ranks(topology, program, device=_rank_device(device, launch, shared=True), timeout_s=timeout_s)
@@ -57,12 +57,12 @@ def make_comm(topology: Topology, *, kind: str = "auto", device: str = "cpu", ti
     if kind == "sim":
         raise ConfigError("simulated ranks are threads of one process and have no comm of their own: call run_program")
     if kind == "mpi":
-        _need_torch()
+        need_torch()
         _need_mpi()
         from cpkit.comm.mpi import MpiComm
 
         return MpiComm(topology, _rank_device(device, launch, shared=True), timeout_s)
-    _need_torch()
+    need_torch()
     return _torch_comm(topology, launch, device, timeout_s)
 
 
@@ -83,6 +83,16 @@ def choose(kind: str, launch: Launch) -> str:
     return kind
 
 
+def check_launch(kind: str, launch: Launch, topology: Topology) -> None:
+    """Refuse what can be refused before ranks meet: no torch, a comm that nobody launched, a wrong world size."""
+    need_torch()
+    kind = choose(kind, launch)
+    if kind != "sim":
+        from cpkit.comm.base import check_world
+
+        check_world(topology, launch.world_size, launch.kind)
+
+
 def _torch_comm(topology: Topology, launch: Launch, device: str, timeout_s: float) -> "Comm":
     import torch.distributed as dist
 
@@ -101,7 +111,8 @@ def _torch_comm(topology: Topology, launch: Launch, device: str, timeout_s: floa
     return GlooComm(topology, timeout_s, owns_job=joins)
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raise ConfigError without torch."""
     if find_spec("torch") is None:
         raise ConfigError("ranks need torch, which is not installed: pip install 'cpkit[torch]'")
 

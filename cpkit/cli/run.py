@@ -1,0 +1,227 @@
+"""`cpkit run`: steps executed by all ranks, simulated or launched, and verified."""
+
+import argparse
+import sys
+import traceback
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cpkit.cli.exit_codes import USAGE_ERROR, VIOLATED
+from cpkit.cli.options import add_engine_flags, read_settings
+from cpkit.cli.output import check_folder, emit, write_json
+from cpkit.cli.parser import int_list, positive_number, whole_number
+from cpkit.errors import ConfigError, DesyncError, InputError, PlanError
+from cpkit.model import Model
+from cpkit.run_model import RUN_KINDS, run_model
+
+if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
+    from cpkit.activations import Activations
+    from cpkit.comm.launcher import Launch
+    from cpkit.run import RankReport
+    from cpkit.run_steps import RunSteps
+    from cpkit.settings import StepSettings
+
+FORMAT = "cpkit-run-1"
+COMMS = ("auto", "sim", "torch", "mpi")
+
+DESCRIPTION = """\
+Run steps of one layer on every rank of a replica and compare with an unsharded float64 oracle: selected keys, outputs,
+LSE, and the order of hidden rows. The ranks are threads of this process, or those that torchrun or mpirun started; the
+program is the same. After each layer the collectives that a rank issued are compared with its plan.
+"""
+
+EPILOG = """\
+examples:
+  4 simulated ranks, four prompts prefilled within the budget, then 4 decode steps, every row verified:
+    cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16 --verify all
+
+  the same on 4 processes (gloo on CPUs; --device cuda: NCCL, a GPU each), and under MPI:
+    torchrun --nproc-per-node 4 -m cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16
+    mpirun -n 4 python -m cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16
+
+  a V4 layer on the first 20 steps of a trace:
+    cpkit run --trace trace.jsonl --steps 20 --model deepseek-v4-flash --layer c4a --block-size 256 -tp 2 -dcp 2 \\
+        --cp-kv-cache-interleave-size 64 --heads 8
+
+exit codes: 0 everything agrees, 1 a row differs (the first is told) or a rank failed, 2 bad usage or input
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `run` to the parser."""
+    parser = commands.add_parser(
+        "run", help="run steps on all ranks and verify them", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.set_defaults(run=run)
+    steps = parser.add_argument_group("the steps: a batch file, prompts, or a trace")
+    steps.add_argument(
+        "batch", nargs="?", metavar="BATCH.json", help="one step; what it computed before is in the caches already"
+    )
+    steps.add_argument("--prompt-lens", type=int_list, metavar="N,N,..", help="prompts that arrive together")
+    steps.add_argument(
+        "--decode-steps",
+        type=whole_number,
+        metavar="N",
+        help="output tokens of each prompt behind its first (default: 4)",
+    )
+    steps.add_argument("--trace", metavar="TRACE", help="a trace file, as for `cpkit simulate`")
+    steps.add_argument("--steps", type=whole_number, metavar="N", help="stop after this many (default: 10 of a trace)")
+    steps.add_argument(
+        "--num-kv-blocks",
+        type=whole_number,
+        metavar="N",
+        help="block ids of a trace's pool (default: room for its 4 longest requests)",
+    )
+    add_engine_flags(parser)
+    program = parser.add_argument_group("the program")
+    program.add_argument("--layer", choices=RUN_KINDS, help="kind of layer (default: the model's first of these)")
+    program.add_argument(
+        "--heads",
+        type=whole_number,
+        metavar="N",
+        help="attention heads, and at most as many index heads (default: the model's)",
+    )
+    program.add_argument(
+        "--comm", choices=COMMS, default="auto", help="how ranks communicate (default: by who started this process)"
+    )
+    program.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    program.add_argument(
+        "--timeout",
+        type=positive_number,
+        default=120.0,
+        metavar="S",
+        help="seconds that a rank waits for others (default: 120)",
+    )
+    data = parser.add_argument_group("data and verification")
+    data.add_argument(
+        "--data",
+        choices=("exact", "random"),
+        default="exact",
+        help="exact: no sum of it rounds, so selections are compared to the bit (default: %(default)s)",
+    )
+    data.add_argument("--activations", metavar="FILE", help="read activations from .npz or .safetensors instead")
+    data.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of data and samples (default: 0)")
+    data.add_argument(
+        "--verify", choices=("all", "sample", "none"), default="sample", help="rows to verify (default: %(default)s)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it and nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run, verify, report on rank 0; returns the exit code."""
+    from cpkit.comm.launcher import detect
+
+    launch = detect()
+    try:
+        settings, steps, activations = _prepare(args, launch)
+    except (ConfigError, PlanError, InputError):
+        if launch.rank:
+            return USAGE_ERROR  # every rank was started alike: rank 0 tells
+        raise
+    return _execute(args, launch, settings, steps, activations)
+
+
+def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings, RunSteps, Activations]":
+    """Everything that can be refused before ranks meet."""
+    from cpkit.comm.connect import check_launch
+
+    if args.json not in (None, "-"):
+        check_folder(args.json)
+
+    def reduce(model: Model) -> Model:
+        return run_model(model, args.layer, args.heads)
+
+    settings = read_settings(args, reduce)
+    check_launch(args.comm, launch, settings.topology)  # from here on there is torch
+    return settings, _read_steps(args, settings), _read_activations(args)
+
+
+def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps":
+    from cpkit.batch import Batch
+    from cpkit.run_steps import batch_steps, prompt_steps, trace_steps
+    from cpkit.workload.traces import read_trace
+
+    given = [name for name in ("batch", "prompt_lens", "trace") if getattr(args, name) is not None]
+    if len(given) != 1:
+        raise InputError("give one of a batch file, --prompt-lens and --trace: they are the steps to run")
+    if args.decode_steps is not None and args.prompt_lens is None:
+        raise InputError("--decode-steps follows the prompts of --prompt-lens; a batch file or a trace has its own")
+    if args.steps is not None and (args.steps < 1 or args.trace is None):
+        raise InputError(f"--steps {args.steps}: at least 1, of a --trace")
+    if args.batch is not None:
+        return batch_steps(Batch.load(args.batch), settings, args.batch)
+    if args.prompt_lens is not None:
+        num_decodes = 4 if args.decode_steps is None else args.decode_steps
+        return prompt_steps(args.prompt_lens, num_decodes, settings, args.seed)
+    trace = read_trace(args.trace, seed=args.seed)
+    steps = 10 if args.steps is None else args.steps
+    return trace_steps(trace, settings, num_blocks=args.num_kv_blocks, max_steps=steps, seed=args.seed)
+
+
+def _read_activations(args: argparse.Namespace) -> "Activations":
+    from cpkit.activation_files import load_activations
+    from cpkit.activations import Generated
+
+    if args.activations is not None:
+        return load_activations(args.activations)
+    return Generated(args.seed, args.data)
+
+
+def _execute(
+    args: argparse.Namespace,
+    launch: "Launch",
+    settings: "StepSettings",
+    steps: "RunSteps",
+    activations: "Activations",
+) -> int:
+    from cpkit.run import RunOptions, run_steps
+
+    options = RunOptions(args.comm, args.device, args.verify, args.seed, args.timeout)
+    try:
+        rank, reports = run_steps(steps, settings, activations, options)
+    except (ConfigError, PlanError, InputError) as refused:
+        raise type(refused)(f"rank {launch.rank}: {refused}" if launch.world_size > 1 else str(refused)) from refused
+    except DesyncError as error:
+        print(f"cpkit run: error: {error}", file=sys.stderr, flush=True)
+        return VIOLATED
+    except Exception as error:
+        print(f"cpkit run: error: rank {launch.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        traceback.print_exc()
+        return VIOLATED
+    first = next((report.findings.first for report in reports if report.findings.first), None)
+    if rank == 0:
+        _report(args, settings, steps, reports)
+        if first is not None:
+            print(f"cpkit run: mismatch in {first}", file=sys.stderr)
+    return 0 if first is None else VIOLATED
+
+
+def _report(args: argparse.Namespace, settings: "StepSettings", steps: "RunSteps", reports: "list[RankReport]") -> None:
+    from cpkit.comm.connect import choose
+    from cpkit.comm.launcher import detect
+    from cpkit.report.run_report import run_report, total_findings
+
+    kind = choose(args.comm, detect())
+    where = {"sim": "ranks are threads of one process", "torch": "torch.distributed", "mpi": "MPI"}[kind]
+    data = f"{args.data}, seed {args.seed}" if args.activations is None else args.activations
+    if args.json is not None:
+        content = {
+            "format": FORMAT,
+            "model": settings.model.name,
+            "layers": [layer.kind for layer in settings.model.layers],
+            "num_heads": settings.model.num_heads,
+            "topology": asdict(settings.topology),
+            "partition": settings.partition,
+            "merge": settings.merge,
+            "comm": kind,
+            "device": args.device,
+            "data": data,
+            "verify": args.verify,
+            "steps": len(steps.batches),
+            "tokens": sum(batch.num_tokens for batch in steps.batches),
+            "findings": asdict(total_findings(reports)),
+            "ranks": [asdict(report) for report in reports],
+        }
+        write_json(args.json, content)
+    if args.json != "-":
+        emit(run_report(steps, settings, reports, f"{where}, on {args.device}", data, args.verify))
