@@ -10,7 +10,7 @@ class PlanError(ValueError):
 
 
 class InputError(ValueError):
-    """A file that cannot be read as what it should be; names the file, the place in it and the reason."""
+    """Input that cannot be read as what it should be; names the file and place, or the flag, and the reason."""
 
 
 class DesyncError(RuntimeError):

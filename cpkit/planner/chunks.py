@@ -5,9 +5,9 @@ alone breaks a budget stands alone and is cut: along its queries into runs, and,
 its keys into spans, outside the runs, so that each span is gathered once.
 
     workspace 8 keys, logits 16:    row            0  1  2     query tokens   1  1  4     keys   3  4  10
-        chunk 0    rows 0..2        keys 7         queries 0..2               one run
-        chunk 1    row 2            keys 0..8      queries 0..2, 2..4         16 // 8 = 2 query tokens a run
-        chunk 2    row 2            keys 8..10     queries 0..2, 2..4
+        chunk 0    rows 0, 1        7 keys         queries [0, 2)             one run
+        chunk 1    row 2            keys [0, 8)    queries [0, 2), [2, 4)     16 // 8 = 2 query tokens a run
+        chunk 2    row 2            keys [8, 10)   queries [0, 2), [2, 4)
 """
 
 from collections.abc import Iterator
@@ -138,6 +138,6 @@ def _cut(
 
 
 def widen(chunks: list[Chunk], row_bounds: IntArray) -> list[Chunk]:
-    """Chunks over requests as chunks over rows: request i is rows row_bounds[i] .. row_bounds[i + 1]."""
+    """Chunks over requests as chunks over rows: request i is rows [row_bounds[i], row_bounds[i + 1])."""
     bounds = row_bounds.tolist()
     return [replace(chunk, row_start=bounds[chunk.row_start], row_stop=bounds[chunk.row_stop]) for chunk in chunks]

@@ -1,4 +1,4 @@
-"""Which keys of the workspace each query token may score: the half-open ranges key_start .. key_end.
+"""Which keys of the workspace each query token may score: the half-open ranges [key_start, key_end).
 
 Two layouts exist, and two functions: this rank's own keys, request after request (`key_ranges_local`), or the keys of
 all ranks gathered into token order (`key_ranges_gathered`). Keys are states of compress_ratio tokens; a state is seen

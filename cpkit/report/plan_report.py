@@ -14,6 +14,7 @@ from cpkit.planner.partition import REPLICATED, WHOLE, Segments
 from cpkit.planner.rows import Rows
 from cpkit.report.strip import fits_strip, strips
 from cpkit.report.table import count, indent, plural, share, shorten, size, table
+from cpkit.report.words import merge_text, partition_text, sizes_text, stages_text
 from cpkit.step import RankPlan, StepPlan
 from cpkit.traffic import step_traffic
 
@@ -42,16 +43,13 @@ def _title(plan: StepPlan) -> list[str]:
     num_decodes = batch.num_decodes
     one_of = topology.world_size // topology.replica_size
     replica = f", shown for the first of {one_of}" if one_of > 1 else ""
-    sizes = [f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp") if getattr(topology, axis) > 1]
-    sizes += [f"{axis}={getattr(topology, axis)}" for axis in ("tp", "pcp", "dcp")]
-    strategy = plan.partition.strategy.replace("_", "-") if topology.pcp > 1 else "none (pcp=1)"
     dealt = "dealt out" if (plan.partition.mode == WHOLE).any() else "replicated" if topology.pcp > 1 else "whole"
-    merge = plan.merge if topology.dcp > 1 else "none (dcp=1)"
+    strategy, merge = partition_text(plan.partition.strategy, topology), merge_text(plan.merge, topology)
     return [
         f"Step      {plural(batch.num_reqs, 'request')}: {plural(num_decodes, 'decode')}, "
         f"{plural(batch.num_reqs - num_decodes, 'prefill')}; {plural(batch.num_tokens, 'query token')}, "
         f"{plural(int(batch.seq_lens.sum()), 'token')} of context",
-        f"World     {plan.model.name}, {' '.join(sizes)}: {plural(topology.replica_size, 'rank')} a replica{replica}; "
+        f"World     {plan.model.name}, {sizes_text(topology)}: {plural(topology.replica_size, 'rank')} a replica{replica}; "
         f"interleave {topology.interleave}, block {topology.block_size}",
         f"Choices   partition {strategy}, decodes {dealt}, merge {merge}",
         f"Digest    {digest(list(plan.digests().items()))}, of all that the ranks must agree on",
@@ -288,8 +286,10 @@ def _traffic_table(plan: StepPlan) -> list[str]:
         return []
     total = sum(t.calls for t in traffic.values()), sum(t.bytes for t in traffic.values())
     rows.append(["total", count(total[0]), size(total[1])])
-    stages = f", all {plan.topology.pp} pipeline stages" if plan.topology.pp > 1 else ""
-    return [f"All layers, what one rank puts in{stages}", *indent(table(["", "calls", "bytes"], rows, "lrr"))]
+    return [
+        f"All layers, what one rank puts in{stages_text(plan.topology)}",
+        *indent(table(["", "calls", "bytes"], rows, "lrr")),
+    ]
 
 
 def numbers(values: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from cpkit.promises.violation import RULES
 from cpkit.report.table import count, indent, micros, plural, share, size, table
+from cpkit.report.words import merge_text, partition_text, sizes_text, stages_text
 from cpkit.simulate.result import Quantiles, Simulation
 
 BALANCE_NAMES = {
@@ -36,16 +37,13 @@ def simulate_report(simulation: Simulation, pool_source: str) -> str:
 def _setting(simulation: Simulation, pool_source: str) -> list[str]:
     settings, replay = simulation.settings, simulation.replay
     topology, budget = settings.topology, settings.budget
-    sizes = [f"{axis}={getattr(topology, axis)}" for axis in ("dp", "pp") if getattr(topology, axis) > 1]
-    sizes += [f"{axis}={getattr(topology, axis)}" for axis in ("tp", "pcp", "dcp")]
     replicas = f" (this trace on one of {topology.dp} replicas)" if topology.dp > 1 else ""
     drafts = f", {budget.num_speculative_tokens} draft tokens" if budget.num_speculative_tokens else ""
-    partition = settings.partition.replace("_", "-") if topology.pcp > 1 else "none (pcp=1)"
-    merge = settings.merge if topology.dcp > 1 else "none (dcp=1)"
+    partition, merge = partition_text(settings.partition, topology), merge_text(settings.merge, topology)
     pool = f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens (block x dcp); "
     lines = [
         f"Trace     {simulation.trace.name} ({simulation.trace.format}), seed {replay.seed}",
-        f"World     {settings.model.name}, {' '.join(sizes)}: {plural(simulation.num_ranks, 'rank')}{replicas}; "
+        f"World     {settings.model.name}, {sizes_text(topology)}: {plural(simulation.num_ranks, 'rank')}{replicas}; "
         f"interleave {topology.interleave}, block {topology.block_size}",
         f"Choices   partition {partition}, merge {merge}",
         f"Limits    {budget.max_num_batched_tokens:,} tokens and {budget.max_num_seqs:,} requests a step{drafts}, "
@@ -130,7 +128,7 @@ def _traffic(simulation: Simulation) -> list[str]:
     if not rows:
         return ["Collectives: none"]
     header = ["", "calls", "bytes", "calls a step", "bytes a step"]
-    stages = f", all {simulation.settings.topology.pp} pipeline stages" if simulation.settings.topology.pp > 1 else ""
+    stages = stages_text(simulation.settings.topology)
     return [f"Collectives, what one rank puts in{stages}", *indent(table(header, rows, "lrrrr"))]
 
 
