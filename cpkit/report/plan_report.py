@@ -49,8 +49,8 @@ def _title(plan: StepPlan) -> list[str]:
         f"Step      {plural(batch.num_reqs, 'request')}: {plural(num_decodes, 'decode')}, "
         f"{plural(batch.num_reqs - num_decodes, 'prefill')}; {plural(batch.num_tokens, 'query token')}, "
         f"{plural(int(batch.seq_lens.sum()), 'token')} of context",
-        f"World     {plan.model.name}, {sizes_text(topology)}: {plural(topology.replica_size, 'rank')} a replica{replica}; "
-        f"interleave {topology.interleave}, block {topology.block_size}",
+        f"World     {plan.model.name}, {sizes_text(topology)}: {plural(topology.replica_size, 'rank')} a replica"
+        f"{replica}; interleave {topology.interleave}, block {topology.block_size}",
         f"Choices   partition {strategy}, decodes {dealt}, merge {merge}",
         f"Digest    {digest(list(plan.digests().items()))}, of all that the ranks must agree on",
     ]
