@@ -6,8 +6,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="compat takes and returns torch tensors")
 
 from cpkit.arrays import prefix_sum  # noqa: E402  (after the check for torch)
+from cpkit.builders.chip import Chip  # noqa: E402
+from cpkit.builders.indexer_dtype import indexer_uses_fp4  # noqa: E402
 from cpkit.compat import vllm  # noqa: E402
-from cpkit.errors import PlanError  # noqa: E402
+from cpkit.errors import ConfigError, PlanError  # noqa: E402
+from cpkit.kernels.candidates import best_candidates  # noqa: E402
 from cpkit.planner.chunks import Chunk, split_chunks  # noqa: E402
 from cpkit.planner.decode import flatten_decodes, native_decodes  # noqa: E402
 from cpkit.planner.gather import plan_gather  # noqa: E402
@@ -15,6 +18,7 @@ from cpkit.planner.interleave import local_lens  # noqa: E402
 from cpkit.planner.order import split_decodes_and_prefills  # noqa: E402
 from cpkit.planner.remap import gathered_rows  # noqa: E402
 from cpkit.planner.slots import token_positions  # noqa: E402
+from cpkit.planner.state_slots import check_states_whole  # noqa: E402
 
 
 def i32(*values):
@@ -106,3 +110,32 @@ def test_empty_row_0_is_no_yardstick_upstream():
     batch.query_start_loc_cpu = torch.from_numpy(prefix_sum(query_lens))
     assert vllm.split_decodes_and_prefills(batch, 1, require_uniform=True) == (3, 0, 2, 0)
     assert split_decodes_and_prefills(query_lens, threshold=1, require_uniform=True) == (1, 2, 0, 2)
+
+
+def test_states_of_a_narrow_interleave_share_a_slot_upstream():
+    shard = {"dcp_world_size": 2, "dcp_rank": 1, "cp_kv_cache_interleave_size": 1}
+    batch = torch.zeros(8, dtype=torch.int64), i32(0, 8), i32(8), i32(3).reshape(1, 1)
+    slots = vllm.get_compressed_slot_mapping(8, *batch, 4, 4, **shard).tolist()
+    assert slots[3] == slots[7] == 3 * 4
+    with pytest.raises(ConfigError, match="a state would span two of the dcp_size=2 ranks"):
+        check_states_whole(4, 2, 1)
+
+
+def test_mxfp4_on_rocm_is_for_one_model_upstream():
+    machine = {"platform": "rocm", "cdna_version": 4, "aiter_enabled": True}
+    v4 = vllm.IndexerCacheConfig("mxfp4", model_type="deepseek_v4", **machine)
+    with pytest.raises(ValueError, match="kernels exist for deepseek_v41 alone"):
+        vllm.dsa_indexer_uses_fp4(v4)
+    assert indexer_uses_fp4("mxfp4", Chip("rocm", cdna=4, kernel_library=True), model_type="deepseek_v4")
+
+
+def test_sharded_decodes_with_dcp_are_refused_in_both():
+    sizes = {"pcp_world_size": 2, "dcp_world_size": 2, "shard_decode_requests": True}
+    with pytest.raises(ConfigError, match="shard_decode_requests with dcp=2"):
+        vllm.pcp_partition(i32(1, 1), torch.tensor([False, False]), i64(7, 8), **sizes)
+
+
+def test_nan_scores_are_selected_upstream():
+    scores = torch.tensor([[1.0, float("nan")]])
+    assert vllm.merge_dcp_topk_global(scores[None], torch.tensor([[[3.0, 4.0]]]), 1).tolist() == [[4]]
+    assert best_candidates(scores, torch.tensor([[3, 4]]), 1)[1].tolist() == [[3]]
