@@ -6,12 +6,15 @@ Run: python examples/find_a_key.py
 import numpy as np
 
 from cpkit.planner.interleave import join_position, local_lens, split_position
+from cpkit.planner.slots import sharded_slots
 from cpkit.topology import Topology
 
 
 def main() -> None:
     topology = Topology(tp=8, dcp=4, interleave=16, block_size=64)
-    block_table = [7, 3, 9]  # one block id spans block_size * dcp tokens: 64 on each rank of the group
+    block_tables = np.array(
+        [[7, 3, 9]], np.int32
+    )  # of one request; one block id spans block_size * dcp tokens: 64 on each rank of the group
     context = 700
 
     print(f"a context of {context} tokens over dcp={topology.dcp}, interleave={topology.interleave}")
@@ -21,7 +24,15 @@ def main() -> None:
 
     for position in (0, 16, 64, 699):
         owner, local = split_position(position, topology.dcp, topology.interleave)
-        slot = block_table[local // topology.block_size] * topology.block_size + local % topology.block_size
+        (slot,) = sharded_slots(
+            np.array([position]),
+            np.array([0]),
+            block_tables,
+            block_size=topology.block_size,
+            dcp_size=topology.dcp,
+            dcp_rank=owner,
+            interleave=topology.interleave,
+        )
         print(f"position {position:3}: dcp rank {owner}, key {local:3} of its shard, slot {slot}")
         assert join_position(owner, local, topology.dcp, topology.interleave) == position
 

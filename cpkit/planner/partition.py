@@ -44,7 +44,8 @@ class Segments:
 class Partition:
     """The cut of a step's query tokens over pcp_size ranks; what it costs grows with requests and ranks, not tokens.
 
-    strategy: the name that every rank must share. mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE.
+    strategy: the name that every rank must share. query_lens: [num_reqs] int64, of the step.
+    mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE.
     owner: [num_reqs] int64, the rank of a WHOLE request. order: [num_reqs] int64, requests with decodes first.
     split: [splits] int64, the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2] int64, first token
     and tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
@@ -53,7 +54,6 @@ class Partition:
     strategy: str
     pcp_size: int
     query_lens: IntArray
-    is_prefilling: BoolArray
     mode: IntArray
     owner: IntArray
     order: IntArray
@@ -140,7 +140,6 @@ def partition_queries(
         strategy=strategy,
         pcp_size=pcp_size,
         query_lens=freeze(query_lens),
-        is_prefilling=freeze(is_prefilling),
         mode=seal(mode),
         owner=seal(owner),
         order=seal(np.argsort(is_prefilling, kind="stable")),
