@@ -5,6 +5,7 @@ Run: python benchmarks/planner.py [--save benchmarks/results/planner.json] [--tr
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
@@ -130,10 +131,18 @@ def main() -> None:
         results.append({"name": f"simulate {Path(args.trace).name}", "target_s": 90.0, **whole})
         print(f"simulate, {whole['steps']:,} steps, 16 ranks, all checked: {whole['seconds']:.1f} s (target 90 s)")
     if args.save:
-        about = {"date": date.today().isoformat(), "machine": platform.machine(), "python": platform.python_version()}
-        about |= {"numpy": np.__version__, "peak_gib": round(peak, 3)}
+        about = {"date": date.today().isoformat(), "processor": processor(), "cores": os.cpu_count()}
+        about |= {"python": platform.python_version(), "numpy": np.__version__, "peak_gib": round(peak, 3)}
         args.save.parent.mkdir(parents=True, exist_ok=True)
         args.save.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+
+
+def processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def human(seconds: float) -> str:

@@ -12,9 +12,8 @@ from cpkit.topology import Topology
 
 def main() -> None:
     topology = Topology(tp=8, dcp=4, interleave=16, block_size=64)
-    block_tables = np.array(
-        [[7, 3, 9]], np.int32
-    )  # of one request; one block id spans block_size * dcp tokens: 64 on each rank of the group
+    # one request; a block id spans block_size * dcp tokens: 64 on each rank of the group
+    block_tables = np.array([[7, 3, 9]], np.int32)
     context = 700
 
     print(f"a context of {context} tokens over dcp={topology.dcp}, interleave={topology.interleave}")
