@@ -51,7 +51,7 @@ def in_chunk(at, change):
     return plant
 
 
-def cut_inside_a_turn(plan):
+def cut_inside_a_round(plan):
     """The first two spans of a row meet one key early; all else follows from it."""
     plan = in_chunk(0, lambda c: {"key_stop": c.key_stop - 1, "num_keys": c.num_keys - 1})(plan)
     return in_chunk(1, lambda c: {"key_start": c.key_start - 1, "num_keys": c.num_keys + 1})(plan)

@@ -19,7 +19,7 @@ from cpkit.step import plan_step
 from cpkit.topology import Topology
 from tests.promises import worlds
 from tests.promises.plant import (
-    cut_inside_a_turn,
+    cut_inside_a_round,
     everywhere,
     in_batch,
     in_chunk,
@@ -197,7 +197,7 @@ FAULTS = [
     ("spans", "cover/spans", (0, 1), everywhere(in_chunk(1, lambda c: {"key_start": c.key_start + 2}))),
     ("spans", "cover/spans", (0, 1), everywhere(in_chunk(1, lambda c: {"key_start": c.key_start - 2}))),
     ("spans", "cover/spans", (0, 1), everywhere(in_chunk(0, lambda c: {"key_stop": c.key_stop - 2}))),
-    ("dcp-spans", "cover/spans", (0, 1), everywhere(cut_inside_a_turn)),
+    ("dcp-spans", "cover/spans", (0, 1), everywhere(cut_inside_a_round)),
     ("spans", "cover/last_span", (0, 1), everywhere(in_chunk(0, lambda c: {"last_span": True}))),
     ("spans", "cover/last_span", (0, 1), everywhere(in_chunk(-1, lambda c: {"last_span": False}))),
     ("spans", "cover/runs", (0, 1), everywhere(in_chunk(0, lambda c: {"run": 0}))),
