@@ -67,7 +67,7 @@ class KpoolBuilder:
                 batch.query_start_loc,
                 batch.block_tables,
                 kpool=self.config.kpool,
-                num_tokens=batch.num_tokens,
+                num_tokens=batch.num_real_tokens,
                 out=slots,
             )
         return KpoolMetadata(split, slots)

@@ -1,4 +1,4 @@
-"""Upstream's window and kpool tail builders under their names, over cpkit's builders."""
+"""Upstream's window and kpool tail builders under their names."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from cpkit.builders.chip import Chip, chip_of
-from cpkit.builders.kpool import KpoolBuilder, KpoolConfig
+from cpkit.builders.graphs import GraphSupport
 from cpkit.builders.swa import SwaBuilder, SwaConfig
 from cpkit.builders.swa_metadata import SwaMetadata
 from cpkit.compat.builder_config import CommonAttentionMetadata, read_batch, read_settings
 from cpkit.compat.convert import RefusedAssertionError, refuse_as
+from cpkit.compat.slots import compute_kpool_tail_slot_mapping
 
 
 @dataclass
@@ -127,20 +128,33 @@ class KpoolTailMetadata:
 
 
 class KpoolTailMetadataBuilder:
-    """Upstream's builder of this name, over cpkit.builders.kpool. kv_cache_spec: block_size, rows of a tail block."""
+    """Upstream's builder of this name. kv_cache_spec: block_size, rows of a tail block.
+
+    Padding that num_actual_tokens counts is mapped like a token of the last request, as upstream does; cpkit's builder
+    keeps its -1.
+    """
 
     supports_update_block_table = False
+    graph_support = GraphSupport.ALWAYS
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device | str
     ) -> None:
         self.layer_names = layer_names
-        budget = read_settings(vllm_config).budget
-        self.graph_support = KpoolBuilder.graph_support
-        self._builder = KpoolBuilder(KpoolConfig(budget, kv_cache_spec.block_size), device=device)
+        self.kpool = kv_cache_spec.block_size
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> KpoolTailMetadata:
         """Tail slots of a step; the first and third argument are there for the signature's sake."""
-        return KpoolTailMetadata(self._builder.build(read_batch(common_attn_metadata)).slot_mapping)
+        batch = common_attn_metadata
+        slots = compute_kpool_tail_slot_mapping(
+            batch.slot_mapping,
+            batch.block_table_tensor,
+            batch.query_start_loc,
+            getattr(batch, "positions", None),
+            batch.num_actual_tokens,
+            batch.num_reqs,
+            self.kpool,
+        )
+        return KpoolTailMetadata(slots)

@@ -58,9 +58,15 @@ def test_only_single_tokens_are_decodes():
     assert KpoolBuilder.graph_support is GraphSupport.ALWAYS
 
 
-def test_tokens_behind_the_last_boundary_belong_to_the_last_row():
-    batch = rank_batch([1, 1], [3, 6], [[3], [4]], [0, 0, 0], positions=[2, 5, 6])
+def test_tokens_behind_the_devices_last_boundary_belong_to_the_last_row():
+    batch = rank_batch([1, 2], [3, 7], [[3], [4]], [0, 0, 0], positions=[2, 5, 6])
+    batch.query_start_loc[-1] = 2
     assert KpoolBuilder(KpoolConfig(BUDGET, 4)).build(batch).slot_mapping.tolist() == [14, 17, 18]
+
+
+def test_padding_that_a_graph_adds_writes_nothing():
+    batch = rank_batch([1, 1], [3, 6], [[3], [4]], [0, 0, -1], positions=[2, 5, 0])
+    assert KpoolBuilder(KpoolConfig(BUDGET, 4)).build(batch).slot_mapping.tolist() == [14, 17, -1]
 
 
 def test_refusals():
@@ -69,7 +75,7 @@ def test_refusals():
     builder = KpoolBuilder(KpoolConfig(BUDGET, 4))
     empty = torch.zeros(0, dtype=torch.int32)
     with pytest.raises(PlanError, match="2 tokens and block_tables of shape"):
-        builder.build(rank_batch([], [], np.zeros((0, 1), int), [0, 0], positions=[0, 1]))
+        builder.build(rank_batch([2], [2], np.zeros((1, 0), int), [0, 0], positions=[0, 1]))
     with pytest.raises(PlanError, match="num_tokens=2 with 2 slots and 1 positions"):
         builder.build(rank_batch([2], [2], [[3]], [0, 0], positions=[0]))
     with pytest.raises(PlanError, match="tail slot_mapping: a step needs 65 of a buffer of 64"):

@@ -126,6 +126,8 @@ def test_the_kpool_builder():
     tail = vllm.KpoolTailMetadataBuilder(spec, ["layer"], engine(), "cpu")
     batch = step([1, 2], [7, 2], slots=[0, 0, 0, -1], positions=torch.tensor([6, 0, 1, 0]), num_tokens=3)
     assert tail.build(0, batch).slot_mapping.tolist() == [1 * 4 + 2, 13 * 4, 13 * 4 + 1, -1]
+    batch.num_actual_tokens = 4
+    assert tail.build(0, batch).slot_mapping.tolist()[-1] == 13 * 4  # padding at position 0, over a real token's row
     assert tail.graph_support is GraphSupport.ALWAYS and not tail.supports_update_block_table
 
 
