@@ -121,7 +121,7 @@ def load_model(name_or_path: str | Path) -> Model:
         raise ConfigError(f"unknown model {name!r}: use one of {', '.join(MODELS)}, or the path of a config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a readable model config: {error}") from error
     if not isinstance(config, dict):
         raise InputError(f"{path}: a model config is a JSON object")

@@ -109,7 +109,9 @@ def test_configs_that_are_refused(change, words):
         model_from_config(config_of("deepseek-v3.2") | change, "m")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[1]", b"\xff\xfe", b"", b"[" * 100_000], ids=["cut", "list", "utf-16", "empty", "deep"]
+)
 def test_files_that_are_no_config(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)

@@ -31,7 +31,11 @@ def json_text(data: Any) -> str:
 
 
 def check_folder(path: str) -> None:
-    """Refuse a file whose folder does not exist before the work that it is for; raises InputError."""
+    """Refuse an output file without a name or without a folder to be in, before the work; raises InputError."""
+    if not path:
+        raise InputError("the name of an output file is empty")
+    if Path(path).is_dir():
+        raise InputError(f"{path}: a folder, where the name of a file belongs")
     if not Path(path).parent.is_dir():
         raise InputError(f"{path}: there is no folder {Path(path).parent}")
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.report.plan_report import plan_report
     from cpkit.saved_plan import save_plan
 
-    if args.save:
+    if args.save is not None:
         check_folder(args.save)
     settings = read_settings(args)
     plan = settings.plan(read_batch(args), args.rank)

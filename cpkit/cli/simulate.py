@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cpkit.simulate.result import ReplaySettings, Simulation
 
 MAX_PROCESSES = 8
+MAX_STEPS = 1 << 40
 
 DESCRIPTION = """\
 Replay a request trace through a continuous-batching scheduler. Every step is planned for every rank of one replica,
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.simulate.loop import simulate
     from cpkit.workload.traces import read_trace
 
-    for path in (args.json or "-", args.save_violation):
+    for path in ("-" if args.json is None else args.json, args.save_violation):
         check_folder(path)
     settings = read_settings(args)
     pool = _pool(args, settings)
@@ -148,8 +149,8 @@ def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSi
 
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: it is not negative")
-    if args.steps is not None and args.steps < 1:
-        raise ConfigError(f"--steps {args.steps}: it is at least 1")
+    if args.steps is not None and not 1 <= args.steps <= MAX_STEPS:
+        raise ConfigError(f"--steps {args.steps}: it is from 1 to 2^40")
     processes = args.processes
     if processes is None:
         processes = min(
@@ -185,9 +186,13 @@ def _exit_code(args: argparse.Namespace, settings: "StepSettings", simulation: "
     if simulation.broken:
         step = simulation.broken[0]
         path = Path(args.save_violation)
-        step.batch.save(path)
         for violation in step.violations:
             print(f"violation in step {step.index}: {violation}", file=sys.stderr)
+        try:
+            step.batch.save(path)
+        except OSError as error:  # the step stays broken, and that is what the exit code says
+            print(f"step {step.index} could not be saved as {path}: {error.strerror or error}", file=sys.stderr)
+            return VIOLATED
         print(f"step {step.index} is saved as {path}; look at it with", file=sys.stderr)
         print(f"  cpkit plan {shlex.quote(str(path))} {engine_flags(args, settings)}", file=sys.stderr)
         return VIOLATED

@@ -11,14 +11,16 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from time import perf_counter
 
 from cpkit.batch import Batch
+from cpkit.errors import ConfigError
 from cpkit.settings import StepSettings
 from cpkit.simulate.record import StepRecord, record_step
 from cpkit.simulate.result import ReplaySettings, Simulation, summarise
@@ -64,8 +66,8 @@ def simulate(
 ) -> Simulation:
     """Replay a trace to its end, or to replay.max_steps; an interrupt (Ctrl-C) ends it early with what there is.
 
-    Raises ConfigError for settings that cannot work with this trace, before the first step, and PlanError for a step
-    that no plan can fit into the budget.
+    Raises ConfigError for settings that cannot work with this trace, before the first step, or when a planning process
+    is killed, and PlanError for a step that no plan can fit into the budget.
     """
     check_merge(trace, settings)
     start = perf_counter()
@@ -81,8 +83,9 @@ def simulate(
     stats = scheduler.stats
     records: list[StepRecord] = []
     complete = False
-    with suppress(KeyboardInterrupt):
-        for lot, lot_records in planned(lots(scheduler, settings, replay.max_steps), settings, replay):
+    steps = planned(lots(scheduler, settings, replay.max_steps), settings, replay)
+    with suppress(KeyboardInterrupt), closing(steps):
+        for lot, lot_records in steps:
             records.extend(lot_records)
             stats = lot.stats
             num_done = stats.num_finished + stats.num_refused
@@ -113,7 +116,7 @@ def lots(scheduler: Scheduler, settings: StepSettings, max_steps: int | None) ->
 
 def planned(
     source: Iterator[Lot], settings: StepSettings, replay: ReplaySettings
-) -> Iterator[tuple[Lot, list[StepRecord]]]:
+) -> Generator[tuple[Lot, list[StepRecord]], None, None]:
     """Each lot with the records of its steps, in order; replays of a single lot need no further process."""
     head = list(islice(source, 2))
     source = chain(head, source)
@@ -134,8 +137,14 @@ def planned(
         while pending:
             lot, future = pending.popleft()
             yield lot, future.result()
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"one of {replay.processes} planning processes was ended from outside, most likely for want of memory: "
+            "use fewer processes"
+        ) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        with interrupts_ignored():
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def record_lot(
@@ -167,3 +176,20 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """A second Ctrl-C does not break into the end of the processes, which would then hang on what it left undone.
+
+    Only a main thread can be broken into, and only where Ctrl-C means what it usually does.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

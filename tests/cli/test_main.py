@@ -49,6 +49,7 @@ def test_version():
         pytest.param(
             ["plan", *STEP, "--save", "no/such/dir.npz"], "no/such/dir.npz: there is no folder", id="no-folder"
         ),
+        pytest.param(["plan", *STEP, "--save", ""], "the name of an output file is empty", id="no-name"),
         pytest.param(["plan", *STEP, "--save", "/dev/full"], "No space left", id="disk-full"),
     ],
 )
@@ -115,9 +116,36 @@ def test_planning_processes_end_with_the_one_that_replays(tmp_path):
         assert len(group_members(process.pid)) >= 3
         process.kill()
         process.wait()
-        while group_members(process.pid) and time.monotonic() < deadline:
+        assert leftovers(process.pid) == []
+
+
+def test_a_planning_process_that_is_killed_is_one_line(tmp_path):
+    trace = trace_file(tmp_path / "trace.csv", 400, prompt=3000, output=400)
+    argv = [sys.executable, "-m", "cpkit", "simulate", trace, "-tp", "4", "-pcp", "2", "-dcp", "8", "--processes", "2"]
+    with subprocess.Popen(
+        argv, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not (planners := planning_processes(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert group_members(process.pid) == []
+        os.kill(planners[0], signal.SIGKILL)
+        out, err = process.communicate(timeout=30)
+        assert leftovers(process.pid) == []
+    assert (process.returncode, out) == (2, "")
+    assert err.count("\n") == 1 and "one of 2 planning processes was ended from outside" in err
+
+
+def planning_processes(group):
+    """Those of a process group that multiprocessing has started to run tasks."""
+    return [pid for pid in group_members(group) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def leftovers(group):
+    """Processes of a group that are still there after a while: multiprocessing's own helper ends a little later."""
+    deadline = time.monotonic() + 10
+    while (members := group_members(group)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return members
 
 
 def group_members(group):
@@ -139,8 +167,15 @@ def test_a_name_that_the_terminal_cannot_write(tmp_path):
     assert done.returncode == 0 and "\\u65e5.csv" in done.stdout
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_ctrl_c_reports_what_there_is(tmp_path, processes):
+@pytest.mark.parametrize(
+    ("processes", "strikes"),
+    [
+        pytest.param(1, 1, id="one-process"),
+        pytest.param(2, 1, id="two-processes"),
+        pytest.param(2, 2, id="struck-again-while-they-end"),
+    ],
+)
+def test_ctrl_c_reports_what_there_is(tmp_path, processes, strikes):
     """As a terminal does it: the signal goes to the whole process group, here once the progress line shows steps."""
     trace = trace_file(tmp_path / "trace.csv", 400, prompt=3000, output=400)
     out = tmp_path / "report.json"
@@ -157,8 +192,11 @@ def test_ctrl_c_reports_what_there_is(tmp_path, processes):
         shown = b""
         while not re.search(rb"step \d+ .* requests .* steps/s", shown):
             shown += os.read(terminal, 1000)
-        os.killpg(process.pid, signal.SIGINT)
+        for _ in range(strikes):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.05)
         stdout, _ = process.communicate(timeout=30)
+        assert leftovers(process.pid) == []
     os.close(stderr)
     with suppress(OSError):  # how Linux says that the other end is closed
         while more := os.read(terminal, 1000):

@@ -102,7 +102,8 @@ def test_steps_check_and_seed(capsys, trace):
     [
         pytest.param(["--check", "some"], "'some' is none of all, none, every:K", id="check-word"),
         pytest.param(["--check", "every:0"], "K of at least 1", id="check-every-0"),
-        pytest.param(["--steps", "0"], "--steps 0: it is at least 1", id="no-steps"),
+        pytest.param(["--steps", "0"], "--steps 0: it is from 1", id="no-steps"),
+        pytest.param(["--steps", "9" * 20], "9: it is from 1 to 2^40", id="steps-above-64-bits"),
         pytest.param(["--seed", "-1"], "--seed -1", id="negative-seed"),
         pytest.param(["--processes", "0"], "--processes 0", id="no-process"),
         pytest.param(["--num-kv-blocks", "1"], "num_kv_blocks=1", id="null-block-alone"),
@@ -114,6 +115,9 @@ def test_steps_check_and_seed(capsys, trace):
         pytest.param(["--cp-kv-cache-interleave-size", "48"], "does not divide block_size=64", id="interleave"),
         pytest.param(["--workspace-tokens", "3"], "no key span fits", id="budget-below-a-span"),
         pytest.param(["--json", "no/such/dir.json"], "no/such/dir.json: there is no folder no/such", id="no-folder"),
+        pytest.param(["--json", ""], "the name of an output file is empty", id="json-without-a-name"),
+        pytest.param(["--json", "/"], "/: a folder, where", id="json-is-a-folder"),
+        pytest.param(["--save-violation", "/"], "/: a folder, where", id="violation-is-a-folder"),
     ],
 )
 def test_bad_usage(capsys, trace, argv, reason):
@@ -165,6 +169,15 @@ def test_a_violation_is_reported_saved_and_can_be_looked_at(capsys, trace, tmp_p
     plan = json.loads(capsys.readouterr().out)
     assert plan["batch"] == Batch.load(tmp_path / "violation.json").to_json()
     assert plan["partition"] == "round_robin" and plan["budget"]["logits_bytes"] == int(0.7 * (1 << 20))
+
+
+def test_a_violation_that_cannot_be_saved_is_still_one(capsys, trace, monkeypatch):
+    fault = Violation("cover", "query_tokens", (1, 3), "token 5 of request 0 is computed by 2 ranks")
+    monkeypatch.setattr(cpkit.simulate.record, "check_step", lambda plans: (fault,))
+    code, _, err = simulate(capsys, trace, *WORLD, "--steps", "1", "--save-violation", "/dev/full")
+    assert code == 1
+    lines = err.splitlines()
+    assert lines == [f"violation in step 0: {fault}", "step 0 could not be saved as /dev/full: No space left on device"]
 
 
 @pytest.mark.parametrize(
