@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import cpkit
 from cpkit.cli import plan, run, simulate
 from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
-from cpkit.cli.output import silence
+from cpkit.cli.output import open_closed_streams, silence
 from cpkit.cli.parser import Parser
 from cpkit.errors import ConfigError, InputError, PlanError
 
@@ -28,6 +28,7 @@ exit codes: 0 done, 1 a promise was violated or a run failed, 2 bad usage or inp
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal's encoding lacks
     try:

@@ -18,6 +18,13 @@ def emit(text: str) -> None:
         silence(sys.stdout)
 
 
+def open_closed_streams() -> None:
+    """Send to nothing what has nowhere to go: Python leaves None where a stream was closed at the start (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
+
+
 def silence(stream: TextIO) -> None:
     """Point a stream whose reader has gone at nothing, so that Python's own last flush does not complain."""
     null = os.open(os.devnull, os.O_WRONLY)

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +74,16 @@ def test_a_closed_stdout_is_no_error():
         shell = f"{{ sleep 0.6; {sys.executable} -m cpkit {argv}; echo $? >&2; }} | true"
         done = subprocess.run(["bash", "-c", shell], env=ENV, capture_output=True, text=True, timeout=60)
         assert done.stderr.split() == ["0"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("command", ["plan", "simulate", "--help"])
+def test_a_stream_that_was_closed_from_the_start_is_no_error(tmp_path, command, closed):
+    trace = trace_file(tmp_path / "trace.csv", 2)
+    argv = {"plan": ["plan", *STEP], "simulate": ["simulate", trace, "--processes", "1"], "--help": ["--help"]}[command]
+    shell = f"{shlex.join([sys.executable, '-m', 'cpkit', *argv])} {closed}"
+    done = subprocess.run(["bash", "-c", shell], env=ENV, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_json_to_stdout_is_json_alone(tmp_path):
