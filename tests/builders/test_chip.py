@@ -33,7 +33,7 @@ def test_native_widths(chip, widths):
         pytest.param(BLACKWELL, 0, False, 1, DecodePath.PER_TOKEN, id="blackwell"),
         pytest.param(BLACKWELL, 6, True, 3, DecodePath.PER_TOKEN, id="blackwell-adaptive"),
         pytest.param(HOPPER, 3, False, 4, DecodePath.NATIVE, id="hopper-4"),
-        pytest.param(HOPPER, 3, False, 3, DecodePath.FLAT, id="hopper-3-of-4"),
+        pytest.param(HOPPER, 3, False, 3, DecodePath.FLAT, id="b87-hopper-3-of-4"),
         pytest.param(HOPPER, 3, False, 2, DecodePath.NATIVE, id="hopper-2-of-4"),
         pytest.param(HOPPER, 3, False, 0, DecodePath.NATIVE, id="hopper-empty"),
         pytest.param(HOPPER, 2, False, 2, DecodePath.FLAT, id="hopper-3-configured"),

@@ -27,11 +27,22 @@ def test_flat_decodes_on_every_path_to_them():
         assert (decode.req.tolist() if per_token else decode.req) == ([0, 0, 0, 1, 2, 2, 4, 5] if per_token else None)
 
 
+def test_b77_ragged_decodes_are_a_row_a_token():
+    decode = builder(chip=A100, drafts=3).build(batch([3, 1, 4, 0], [10, 7, 12, 0])).decode
+    assert decode.seq_lens.tolist() == [[8], [9], [10], [7], [9], [10], [11], [12]]
+    assert decode.block_tables[:, 0].tolist() == [1, 1, 1, 13, 25, 25, 25, 25]
+
+
+def test_b87_three_query_tokens_are_not_floored_to_pairs():
+    decode = builder(chip=HOPPER, drafts=3).build(batch([3], [10])).decode
+    assert decode.seq_lens.tolist() == [[8], [9], [10]] and decode.query_lens.tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("query_lens", "seq_lens", "padding", "rows", "packing"),
     [
         pytest.param([2, 2], [5, 9], 0, [[4, 5], [8, 9]], False, id="uniform"),
-        pytest.param([2, 2], [5, 9], 2, [[4, 5], [8, 9], [0, 0]], False, id="padding-fills-a-row"),
+        pytest.param([2, 2], [5, 9], 2, [[4, 5], [8, 9], [0, 0]], False, id="b21-padding-fills-a-row"),
         pytest.param([2, 2], [5, 9], 3, [[4, 5], [8, 9]], True, id="padding-fills-no-row"),
         pytest.param([2, 2, 0], [5, 9, 0], 0, [[4, 5], [8, 9], [0, 0]], True, id="empty-row"),
         pytest.param([1, 1], [5, 9], 2, [[5], [9], [0], [0]], False, id="single-tokens-padded"),
@@ -48,7 +59,7 @@ def test_native_decodes(query_lens, seq_lens, padding, rows, packing):
     assert not decode.block_tables[decode.query_lens == 0].any()
 
 
-def test_lengths_are_localised_after_the_expansion():
+def test_b67_lengths_are_localised_after_the_expansion():
     shard = Shard(dcp_size=2, dcp_rank=1)
     decode = builder(shard=shard, drafts=2, chip=A100).build(batch([3], [10])).decode
     assert decode.seq_lens.tolist() == [[4], [4], [5]]
@@ -58,7 +69,7 @@ def test_lengths_are_localised_after_the_expansion():
 
 
 @pytest.mark.parametrize("chip", [A100, HOPPER, BLACKWELL], ids=["flat", "native", "per-token"])
-def test_a_padding_request_without_context_never_falls_below_zero(chip):
+def test_b69_a_padding_request_without_context_never_falls_below_zero(chip):
     drafts = 2 if chip is A100 else 3
     decode = builder(chip=chip, drafts=drafts).build(batch([2, 2], [5, 0])).decode
     assert decode.seq_lens.flatten().tolist() == [4, 5, 0, 0]
@@ -141,7 +152,7 @@ def test_ragged_native_rows_are_packed_from_the_left():
     assert decode.query_lens.tolist() == [1, 2] and decode.needs_packing
 
 
-def test_an_idle_rank_enters_the_gather_and_has_no_work():
+def test_b85_an_idle_rank_enters_the_gather_and_has_no_work():
     entered = []
 
     class Comm:
@@ -241,7 +252,7 @@ def tensors_of(value):
 
 @pytest.mark.parametrize("chip", [A100, HOPPER, BLACKWELL], ids=["flat", "native", "per-token"])
 @pytest.mark.parametrize("ratio", [1, 2])
-def test_small_builds_keep_nothing_of_large_ones(chip, ratio):
+def test_b49_small_builds_keep_nothing_of_large_ones(chip, ratio):
     options = {"chip": chip, "drafts": 2 if chip is A100 else 1, "compress_ratio": ratio}
     options["shard"] = Shard(dcp_size=2, dcp_rank=1, interleave=2)
     small, large = batch([2, 2, 0, 5], [5, 9, 0, 7], padding=1), batch([2] * 6, [31, 40, 8, 9, 22, 2], padding=12)

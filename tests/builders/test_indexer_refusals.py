@@ -106,8 +106,8 @@ def test_gathered_slots_have_a_segment_a_rank():
     ("fields", "message"),
     [
         pytest.param({"seq_lens": torch.tensor([9], dtype=torch.int64)}, r"seq_lens is int64 \[1\] on cpu", id="dtype"),
-        pytest.param({"seq_lens": torch.zeros(2, dtype=torch.int32)}, r"seq_lens is int32 \[2\]", id="length"),
-        pytest.param({"slot_mapping": torch.zeros(2, dtype=torch.int32)}, "slot_mapping is int32", id="slots-32-bit"),
+        pytest.param({"seq_lens": torch.zeros(2, dtype=torch.int32)}, r"seq_lens is int32 \[2\]", id="b15-length"),
+        pytest.param({"slot_mapping": torch.zeros(2, dtype=torch.int32)}, "slot_mapping is int32", id="b47-32-bit"),
         pytest.param({"seq_lens": torch.zeros(1, dtype=torch.int32, device="meta")}, "on meta: it must", id="device"),
         pytest.param(
             {"block_tables": torch.zeros(12, 2, dtype=torch.int32)[:, 1:].T}, "must be contiguous", id="strides"

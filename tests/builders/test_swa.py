@@ -95,6 +95,14 @@ def test_prefills_gather_what_their_tokens_see(step):
             assert built.prefill.seq_lens[at] == rows.seq_lens[row]
 
 
+def test_b101_lanes_behind_a_window_are_scrubbed():
+    builder = SwaBuilder(config(window=8, seqs=80))
+    tables = np.ones((70, 2), int)
+    builder.build(rank_batch([1] * 70, [16] * 70, tables, [0] * 70))
+    built = builder.build(rank_batch([1] * 70, [3] * 70, tables, [0] * 70))
+    assert built.decode.indices.tolist() == [[BLOCK, BLOCK + 1, BLOCK + 2, -1, -1, -1, -1, -1]] * 70
+
+
 def test_a_row_without_queries_gathers_the_end_of_its_prefix():
     batch = rank_batch([5, 0], [9, 9], [[1, 2], [3, 4]], [0, 0, 0, 0, 0])
     built = SwaBuilder(config()).build(batch)

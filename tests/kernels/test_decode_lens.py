@@ -65,7 +65,7 @@ def test_every_token_of_every_rank(rows, padding, dcp_size, turn, ratio):
             assert native.block_tables[req].tolist() == ([10 * (req + 1), 10 * (req + 1) + 1] if row else [0, 0])
 
 
-def test_localising_comes_after_the_expansion():
+def test_b67_localising_comes_after_the_expansion():
     shard = {"dcp_size": 2, "dcp_rank": 1}
     assert decode(flat_decodes, [(10, 3)], 3, 1, **shard).seq_lens.flatten().tolist() == [4, 4, 5]
     assert decode(native_decodes, [(10, 3)], 1, 3, **shard).seq_lens.tolist() == [[4, 4, 5]]

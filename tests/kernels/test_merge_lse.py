@@ -66,10 +66,10 @@ def test_any_shard_may_be_empty_for_any_token_and_head(shards, tokens, heads, di
                      id="both-far-below-0"),
         pytest.param([1, 3], [INF, 2], "e", 3, 2, id="plus-infinity-is-empty"),
         pytest.param([1, 3], [NAN, 2], "e", 3, 2, id="nan-is-empty"),
-        pytest.param([2, NAN], [0, -INF], "e", 2, 0, id="B121-nan-output-of-an-empty-shard"),
+        pytest.param([2, NAN], [0, -INF], "e", 2, 0, id="b121-nan-output-of-an-empty-shard"),
         pytest.param([NAN, INF], [-INF, NAN], "e", 0, -INF, id="all-empty"),
-        pytest.param([1, 0], [math.log(8), math.log(2)], "e", 0.8, math.log(10), id="B123-base-e"),
-        pytest.param([1, 0], [3, 1], "2", 0.8, math.log2(10), id="B123-base-2"),
+        pytest.param([1, 0], [math.log(8), math.log(2)], "e", 0.8, math.log(10), id="b123-base-e"),
+        pytest.param([1, 0], [3, 1], "2", 0.8, math.log2(10), id="b123-base-2"),
     ],
 )  # fmt: skip
 def test_by_hand(outs, lses, base, want_out, want_lse):

@@ -57,10 +57,10 @@ def test_rows_of_a_wider_buffer():
 @pytest.mark.parametrize(
     ("stride", "page"),
     [
-        pytest.param(1_077_120, 1994, id="B127-1994"),
-        pytest.param(1_039_680, 2066, id="B127-2066"),
-        pytest.param(1_002_240, 2143, id="B127-2143"),
-        pytest.param(3_600_000, 598, id="B129"),
+        pytest.param(1_077_120, 1994, id="b127-1994"),
+        pytest.param(1_039_680, 2066, id="b127-2066"),
+        pytest.param(1_002_240, 2143, id="b127-2143"),
+        pytest.param(3_600_000, 598, id="b129"),
     ],
 )
 def test_pages_past_2_31_bytes(stride, page):
@@ -80,7 +80,7 @@ def test_pages_past_2_31_bytes(stride, page):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        pytest.param({"slots": torch.tensor([0], dtype=torch.int32)}, PlanError, "slots", id="B47-int32-slots"),
+        pytest.param({"slots": torch.tensor([0], dtype=torch.int32)}, PlanError, "slots", id="b47-int32-slots"),
         pytest.param({"rows": torch.zeros(2, 6, dtype=torch.uint8)}, PlanError, "rows", id="more-rows-than-slots"),
         pytest.param({"rows": torch.zeros(1, 6)}, PlanError, "uint8", id="rows-of-floats"),
         pytest.param({"block_size": 0}, PlanError, "block_size=0", id="no-block"),

@@ -127,6 +127,16 @@ def test_nothing_leaks_from_rows_that_a_token_does_not_see(attend):
 
 
 @BOTH
+@pytest.mark.parametrize("num_tokens", [1, 64, 65])
+def test_b101_lanes_behind_the_length_have_no_weight(attend, num_tokens):
+    query, rows, _ = make(num_tokens, 2, 8, 9, 1, seed=6)
+    rows[3:] = NAN
+    indices = torch.tensor([[0, 1, 2, -1, -1, -1, -1, -1]] * num_tokens)
+    got = attend(query, [SelectedKeys(rows, indices)], value_dim=8, softmax_scale=0.4)
+    assert_close(got, slow_attention(query, [list(rows[:3].double().numpy())] * num_tokens, 8, 0.4))
+
+
+@BOTH
 def test_ranges_do_not_leak_either(attend):
     query, rows, _ = make(4, 1, 8, 6, 1)
     rows[4:] = NAN
