@@ -51,6 +51,11 @@ class _Config:
             counts[kind] += count
         return dict(counts)
 
+    def refuse_unless_1(self, field: str, reason: str) -> None:
+        """Refuse a field that would make layers differ where they are taken to be alike."""
+        if self.facts.get(field, 1) not in (None, 1):
+            raise ConfigError(f"{self.name}: {field}={self.facts[field]!r} in the config: {reason}")
+
     def index(self, ratio: int) -> Index:
         pool = self.facts.get("index_kpool", 1)
         topk, dim = self.size("index_topk"), self.size("index_head_dim")
@@ -101,6 +106,7 @@ def _dsa_layers(config: _Config) -> list[Layer]:
     total = config.size("num_hidden_layers")
     counts = config.indexer_types()
     if counts is None:
+        config.refuse_unless_1("index_topk_freq", "its layers share selections; say which in indexer_types")
         counts = {"full": total}
     full, shared = counts.get("full", 0), counts.get("shared", 0)
     if full + shared != total or sum(counts.values()) != total:
@@ -109,10 +115,17 @@ def _dsa_layers(config: _Config) -> list[Layer]:
 
 
 def _kpool_layers(config: _Config) -> list[Layer]:
-    """GLM-5.3-Flash: every fourth layer attends, the others are linear."""
+    """GLM-5.3-Flash: every fourth layer attends, the others are linear, and each of the former runs its indexer."""
     total = config.size("num_hidden_layers")
-    config.size("index_kpool")
+    config.size("index_kpool")  # elsewhere a model without one has no pools; here it must be stated
+    config.refuse_unless_1("index_topk_freq", "shared selections are not known in this family")
     attends = total // 4
+    kinds = config.facts.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) - kinds.count("linear_attention") != attends:
+        raise ConfigError(
+            f"{config.name}: layer_types names {len(kinds)} layers, {kinds.count('linear_attention')} of them "
+            f"linear_attention; this family attends in every fourth of its {total} layers"
+        )
     return [_mla(config, attends, runs_index=True), Layer(kind="linear", num_layers=total - attends)]
 
 

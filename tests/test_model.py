@@ -110,6 +110,35 @@ def test_configs_that_are_refused(change, words):
 
 
 @pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        pytest.param(
+            "glm-5.2",
+            {"indexer_types": None, "indexer_types_rle": None},
+            "index_topk_freq=4 .* say which in indexer_types",
+            id="shared-selections-unnamed",
+        ),
+        pytest.param("glm-5.3-flash", {"index_topk_freq": 2}, "index_topk_freq=2 .*not known", id="pools-shared"),
+        pytest.param(
+            "glm-5.3-flash",
+            {"layer_types": ["linear_attention"] * 30 + ["indexed_attention"] * 15},
+            "names 45 layers, 30 of them linear_attention; .* every fourth of its 45",
+            id="another-pattern",
+        ),
+    ],
+)
+def test_layer_patterns_that_are_not_known_are_refused(name, change, words):
+    with pytest.raises(ConfigError, match=words):
+        model_from_config(config_of(name) | change, "m")
+
+
+def test_layer_types_that_say_what_is_known():
+    kinds = ["indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(45)]
+    model = model_from_config(config_of("glm-5.3-flash") | {"layer_types": kinds, "index_topk_freq": 1}, "m")
+    assert model.layers == load_model("glm-5.3-flash").layers
+
+
+@pytest.mark.parametrize(
     "content", [b"{", b"[1]", b"\xff\xfe", b"", b"[" * 100_000], ids=["cut", "list", "utf-16", "empty", "deep"]
 )
 def test_files_that_are_no_config(tmp_path, content):
