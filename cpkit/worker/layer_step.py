@@ -183,7 +183,9 @@ class _LayerStep:
     def add(self, tokens: slice, groups: list[Keys]) -> None:
         """Merge what further keys give into the outputs of some tokens."""
         found = attend(self.inputs.q[tokens], groups, self.state.caches)
-        self.out[tokens], self.lse[tokens] = _merged((self.out[tokens], self.lse[tokens]), found)
+        if not bool(self.lse[tokens].isneginf().all()):  # the first keys of some tokens need no merge
+            found = _merged((self.out[tokens], self.lse[tokens]), found)
+        self.out[tokens], self.lse[tokens] = found
 
     def sink(self, tokens: slice) -> None:
         """Let the attention sink take its share, once, of finished outputs."""
