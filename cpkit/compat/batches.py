@@ -7,7 +7,7 @@ import torch
 
 from cpkit.arrays import IntArray
 from cpkit.compat.convert import RefusedAssertionError, RefusedIndexError, flags, int32, int64, ints, refuse_as
-from cpkit.planner.chunks import Chunk, split_chunks, widen
+from cpkit.planner.chunks import Chunk, split_chunks_keeping_keys, widen
 from cpkit.planner.interleave import local_lens
 from cpkit.planner.order import request_row_bounds as row_bounds
 from cpkit.planner.order import split_decodes_and_prefills as split_batch
@@ -81,12 +81,11 @@ def split_indexer_prefill_chunks(
     request_offset: int = 0,
 ) -> list[tuple[slice, slice]]:
     """(request slice, query slice) of each chunk; a lone request over the workspace keeps all its keys."""
-    chunks = split_chunks(
+    chunks = split_chunks_keeping_keys(
         ints(query_lens_cpu),
         ints(seq_lens_cpu),
         workspace_keys=workspace_size,
         max_logits=max_logits_bytes // 4,
-        span_unit=None,
     )
     return _slices(chunks, request_offset)
 
@@ -110,12 +109,11 @@ def split_pcp_dcp_prefill_chunks(
     first, rows = bounds[:-1], np.diff(bounds)
     with np.errstate(over="ignore"):
         keys = ints(row_shard_rows).astype(np.int32)[first] * np.int32(dcp_world_size)
-    chunks = split_chunks(
+    chunks = split_chunks_keeping_keys(
         rows * np.maximum.reduceat(ints(row_query_lens), first),
         keys.astype(np.int64),
         workspace_keys=workspace_size,
         max_logits=max_logits_bytes // 4,
-        span_unit=None,
     )
     return _slices(widen(chunks, bounds), request_offset)
 

@@ -10,7 +10,7 @@ its keys into spans, outside the runs, so that each span is gathered once.
         chunk 2    row 2            keys [8, 10)   queries [0, 2), [2, 4)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,21 +55,42 @@ class Chunk:
 
 
 def split_chunks(
-    query_lens: IntArray,
-    context_keys: IntArray,
-    *,
-    workspace_keys: int,
-    max_logits: int,
-    span_unit: int | None,
+    query_lens: IntArray, context_keys: IntArray, *, workspace_keys: int, max_logits: int, span_unit: int
 ) -> list[Chunk]:
-    """Chunks of prefill rows in order.
+    """Chunks of prefill rows in order; none of them exceeds a budget.
 
     query_lens, context_keys: [rows] int64, query tokens and keys (compressed states) of each row.
     workspace_keys: keys a chunk may gather; max_logits: query tokens x keys a run may score.
-    span_unit: key spans are multiples of it (dcp_size * interleave, in keys). None: keys are never cut, and a lone row
-    keeps them all, over the workspace or not, as upstream does.
+    span_unit: key spans are multiples of it (dcp_size * interleave, in keys).
     Raises PlanError when a budget is below one unit. A chunk without query tokens is left out.
     """
+
+    def span(num_keys: int) -> int:
+        most = min(workspace_keys, max_logits)
+        if num_keys <= most:
+            return num_keys
+        if most < span_unit:
+            raise PlanError(
+                f"no key span fits: workspace={workspace_keys} keys and {max_logits} logits are below one round of "
+                f"the ranks' turns, {span_unit} keys (dcp * interleave); raise the workspace or logits budget or lower "
+                "interleave"
+            )
+        return most // span_unit * span_unit
+
+    return _split(query_lens, context_keys, workspace_keys, max_logits, span)
+
+
+def split_chunks_keeping_keys(
+    query_lens: IntArray, context_keys: IntArray, *, workspace_keys: int, max_logits: int
+) -> list[Chunk]:
+    """The same without key spans: a row that alone breaks a budget keeps all its keys, over the workspace or not."""
+    return _split(query_lens, context_keys, workspace_keys, max_logits, span=lambda num_keys: num_keys)
+
+
+def _split(
+    query_lens: IntArray, context_keys: IntArray, workspace_keys: int, max_logits: int, span: Callable[[int], int]
+) -> list[Chunk]:
+    """span: from the keys of a row that alone breaks a budget to the keys gathered at once."""
     queries, keys = prefix_sum(query_lens), prefix_sum(context_keys)
     chunks: list[Chunk] = []
     row = 0
@@ -79,9 +100,8 @@ def split_chunks(
             chunks.append(_whole(row, stop, queries, keys, context_keys))
         else:
             stop = row + 1
-            chunks.extend(
-                _cut(row, int(query_lens[row]), int(context_keys[row]), workspace_keys, max_logits, span_unit)
-            )
+            num_keys = int(context_keys[row])
+            chunks.extend(_cut(row, int(query_lens[row]), num_keys, span(num_keys), max_logits))
         row = stop
     return [chunk for chunk in chunks if chunk.num_queries]
 
@@ -110,19 +130,8 @@ def _whole(row: int, stop: int, queries: IntArray, keys: IntArray, context_keys:
     )
 
 
-def _cut(
-    row: int, num_queries: int, num_keys: int, workspace_keys: int, max_logits: int, span_unit: int | None
-) -> Iterator[Chunk]:
+def _cut(row: int, num_queries: int, num_keys: int, span: int, max_logits: int) -> Iterator[Chunk]:
     """Chunks of one row that breaks a budget alone: key spans outside, query runs inside."""
-    span = num_keys
-    if span_unit is not None and num_keys > min(workspace_keys, max_logits):
-        span = min(workspace_keys, max_logits) // span_unit * span_unit
-        if span == 0:
-            raise PlanError(
-                f"no key span fits: workspace={workspace_keys} keys and {max_logits} logits are below one round of "
-                f"the ranks' turns, {span_unit} keys (dcp * interleave); raise the workspace or logits budget or lower "
-                "interleave"
-            )
     for start in range(0, num_keys, span):
         stop = min(start + span, num_keys)
         yield Chunk(

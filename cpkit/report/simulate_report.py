@@ -70,10 +70,16 @@ def _replay(simulation: Simulation) -> list[str]:
             f"{share(stats.prefix_hit_tokens, stats.prompt_tokens)} of {stats.prompt_tokens:,} prompt tokens",
         ],
         ["preemptions", count(stats.num_preemptions)],
+        ["first token", f"{_seconds(simulation.ttft_s)} after a request could start"],
+        ["last token", f"{_seconds(simulation.latency_s)}, both on the step clock, an estimate"],
     ]
     if simulation.trace.num_skipped:
         rows.insert(1, ["", f"  {plural(simulation.trace.num_skipped, 'malformed line')} skipped"])
     return lines + indent(table(["", ""], rows, "ll")[1:])
+
+
+def _seconds(quantiles: Quantiles) -> str:
+    return f"{quantiles.p50:,.1f} s p50, {quantiles.p99:,.1f} s p99"
 
 
 def _promises(simulation: Simulation) -> list[str]:

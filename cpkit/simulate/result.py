@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cpkit.arrays import FloatArray
 from cpkit.settings import StepSettings
 from cpkit.simulate.record import BrokenStep, StepRecord
 from cpkit.traffic import Traffic
@@ -41,7 +42,7 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Median and 99th percentile over steps (of the values themselves, none in between)."""
+    """Median and 99th percentile over steps or requests (of the values themselves, none in between)."""
 
     p50: float
     p99: float
@@ -63,6 +64,7 @@ class Simulation:
     num_steps, num_tokens, num_decode_tokens: of the steps planned; num_checked: of them, checked.
     balance: max/mean over ranks of tokens, causal_work and stored_keys. traffic: one rank's, over all steps
         and all layers (with pipeline stages a rank has its share of them).
+    ttft_s, latency_s: seconds over requests, from when one could start to its first token and to its end.
     planner_us: one rank's plan of a step; planner_all_us: all ranks of it, one after another.
     broken: the first MAX_BROKEN steps that break a promise. complete: the trace or max_steps was reached.
     """
@@ -81,6 +83,8 @@ class Simulation:
     balance: dict[str, Quantiles]
     traffic: dict[tuple[str, str], Traffic]
     peaks: Peaks
+    ttft_s: Quantiles
+    latency_s: Quantiles
     planner_us: Quantiles
     planner_all_us: Quantiles
     wall_s: float
@@ -125,6 +129,8 @@ class Simulation:
             "peaks": asdict(self.peaks),
             "prefix_hit_rate": self.stats.prefix_hit_rate,
             "preemptions": self.stats.num_preemptions,
+            "ttft_s": asdict(self.ttft_s),
+            "latency_s": asdict(self.latency_s),
             "planner_us": {**asdict(self.planner_us), "all_ranks": asdict(self.planner_all_us)},
             "simulated_s": self.stats.elapsed_s,
             "wall_s": self.wall_s,
@@ -166,6 +172,8 @@ def summarise(
             workspace_tokens=max((record.workspace_tokens for record in records), default=0),
             logits_bytes=max((record.logits_bytes for record in records), default=0),
         ),
+        ttft_s=quantiles(stats.ttft_s),
+        latency_s=quantiles(stats.latency_s),
         planner_us=quantiles([us / settings.topology.replica_size for us in planner_us]),
         planner_all_us=quantiles(planner_us),
         wall_s=wall_s,
@@ -173,7 +181,7 @@ def summarise(
     )
 
 
-def quantiles(values: Sequence[float]) -> Quantiles:
+def quantiles(values: Sequence[float] | FloatArray) -> Quantiles:
     """Median and 99th percentile, each one of the values (the lower of two); zeros where there are none."""
     if not len(values):
         return Quantiles(0.0, 0.0)

@@ -60,7 +60,8 @@ def test_global_ids_lose_their_last_bit_upstream():
 def test_padded_keys_wrap_to_zero_upstream():
     rows = i64(0, 1), i32(2**30, 5), i32(1, 1)
     assert vllm.split_pcp_dcp_prefill_chunks(*rows, 4, 100, 4000) == [(slice(0, 2), slice(0, 2))]
-    chunks = split_chunks(np.array([1, 1]), np.array([2**32, 20]), workspace_keys=100, max_logits=1000, span_unit=None)
+    budgets = {"workspace_keys": 100, "max_logits": 1000}
+    chunks = split_chunks_keeping_keys(np.array([1, 1]), np.array([2**32, 20]), **budgets)
     assert [(chunk.row_start, chunk.row_stop) for chunk in chunks] == [(0, 1), (1, 2)]
 
 

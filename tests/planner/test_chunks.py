@@ -6,13 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpkit.errors import PlanError
-from cpkit.planner.chunks import split_chunks, widen
+from cpkit.planner.chunks import split_chunks, split_chunks_keeping_keys, widen
 from tests.planner_oracles import greedy_chunks
 
 
 def split(query_lens, context_keys, workspace, max_logits, unit=1):
-    query_lens, context_keys = np.array(query_lens, np.int64), np.array(context_keys, np.int64)
-    return split_chunks(query_lens, context_keys, workspace_keys=workspace, max_logits=max_logits, span_unit=unit)
+    """unit: None for rows that keep their keys."""
+    rows = np.array(query_lens, np.int64), np.array(context_keys, np.int64)
+    budgets = {"workspace_keys": workspace, "max_logits": max_logits}
+    return (
+        split_chunks_keeping_keys(*rows, **budgets) if unit is None else split_chunks(*rows, **budgets, span_unit=unit)
+    )
 
 
 def entries(chunks):
@@ -98,7 +102,7 @@ def test_b125_second_context_chunk_may_have_no_keys_of_a_request():
     assert entries(chunks) == [([0], (0, 2048), [1]), ([0], (2048, 4096), [1]), ([1], (0, 512), [1])]
 
 
-def test_a_lone_request_keeps_its_keys_without_a_span_unit():
+def test_a_lone_request_may_keep_its_keys():
     (chunk,) = split([4], [100], 10, 50, unit=None)
     assert (chunk.key_start, chunk.key_stop, chunk.num_keys, chunk.run) == (0, 100, 100, 1)
 
