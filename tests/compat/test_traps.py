@@ -11,7 +11,7 @@ from cpkit.builders.indexer_dtype import indexer_uses_fp4  # noqa: E402
 from cpkit.compat import vllm  # noqa: E402
 from cpkit.errors import ConfigError, PlanError  # noqa: E402
 from cpkit.kernels.candidates import best_candidates  # noqa: E402
-from cpkit.planner.chunks import Chunk, split_chunks  # noqa: E402
+from cpkit.planner.chunks import Chunk, split_chunks_keeping_keys  # noqa: E402
 from cpkit.planner.decode import flatten_decodes, native_decodes  # noqa: E402
 from cpkit.planner.gather import plan_gather  # noqa: E402
 from cpkit.planner.interleave import local_lens  # noqa: E402
