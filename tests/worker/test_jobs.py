@@ -1,4 +1,4 @@
-"""The same runs by four processes under torchrun (gloo) and mpirun: the simulation's selections and outputs to the bit."""
+"""The same runs by four processes, under torchrun (gloo) and mpirun: the simulation's bits, outputs included."""
 
 import json
 import os

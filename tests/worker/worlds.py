@@ -1,4 +1,4 @@
-"""Small runs of any world: two or three steps of three prompts, few heads, few keys picked, windows shorter than prompts."""
+"""Small runs of any world: a few steps of three prompts, few heads, few keys picked, windows shorter than prompts."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,9 +15,8 @@ from cpkit.topology import Topology, legal_dcp_sizes
 MODELS = {"dsa": "glm-5.2", "c4a": "deepseek-v4-flash", "c128a": "deepseek-v4-flash", "swa": "deepseek-v4-flash"}
 BLOCK = {"dsa": 64, "c4a": 64, "c128a": 256, "swa": 64}
 PROMPTS = {"dsa": (70, 9, 1), "c4a": (70, 9, 1), "c128a": (260, 9, 1), "swa": (70, 9, 1)}
-SHARES = [  # kinds and their interleaves
-    ("dsa", 1), ("dsa", 16), ("dsa", 64), ("swa", 1), ("swa", 16), ("swa", 64), ("c4a", 16), ("c4a", 64), ("c128a", 128),
-]  # fmt: skip
+INTERLEAVES = {"dsa": (1, 16, 64), "swa": (1, 16, 64), "c4a": (16, 64), "c128a": (128,)}
+SHARES = [(kind, interleave) for kind, interleaves in INTERLEAVES.items() for interleave in interleaves]
 WORLDS = [
     {"tp": tp, "pcp": pcp, "dcp": dcp}
     for pcp in (1, 2, 4)
