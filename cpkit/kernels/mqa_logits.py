@@ -1,0 +1,149 @@
+"""Indexer logits of a prefill chunk: how much each query token wants each key.
+
+    out[m, n] = k_scale[n] * sum over heads h of weights[m, h] * max(0, q[m, h] . k[n])   key_start[m] <= n < key_end[m]
+
+q: [M, H, 128] fp8 e4m3, H = 32 or 64, q's scale and the softmax and head scales folded into weights: [M, H] fp32;
+k: [N, 128] fp8 e4m3 with k_scale: [N] fp32; key_start, key_end: [M] int32, cut to 0 .. N. Result: [M, N] fp32.
+Outside its range a row of `out` is not written, and not computed beyond the tile that holds the bound; top-k reads
+nothing there. `outside="-inf"` asks for -inf instead, at the price of one more pass over the matrix.
+
+    M=3 query tokens at the end of a request of 5 keys; . is not written
+
+    key          0 1 2 3 4
+    token 2      x x x . .
+    token 3      x x x x .
+    token 4      x x x x x
+
+Sums over heads run in fp32 in one fixed order, so a logit does not depend on tiles or on the rows beside it. The
+tensor cores of Hopper add fp8 products with fewer bits than fp32: exact for small integers, else about 1e-4 of |q||k|.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from cpkit.errors import PlanError
+from cpkit.kernels.checks import INT32_MAX, check_tensor
+
+HEAD_DIM = 128
+NUM_HEADS = (32, 64)
+Outside = Literal["unwritten", "-inf"]
+
+
+def mqa_logits_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    *,
+    outside: Outside = "unwritten",
+) -> torch.Tensor:
+    """The same in float32, one row at a time; what the kernel leaves unwritten is NaN here."""
+    out = torch.full((q.shape[0], k.shape[0]), float("-inf" if outside == "-inf" else "nan"), device=q.device)
+    key = torch.arange(k.shape[0], device=q.device)
+    for m in range(q.shape[0]):
+        scores = (q[m].float() @ k.float().T).relu()
+        logits = k_scale * (weights[m, :, None] * scores).sum(0)
+        allowed = (key >= key_start[m]) & (key < key_end[m])
+        out[m, allowed] = logits[allowed]
+    return out
+
+
+@triton.jit
+def _mqa_logits_kernel(
+    q, k, k_scale, weights, key_start, key_end, out, M, N, q_stride, k_stride, w_stride, out_stride,
+    H: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """ROWS query rows against CHUNK keys; columns of the product are (row, head), so a key's heads lie in a quad."""
+    d = tl.arange(0, 128)
+    cols = tl.arange(0, ROWS * H)
+    row = tl.program_id(0).to(tl.int64) * ROWS + cols // H
+    head = cols % H
+    q_cols = tl.load(q + (row * q_stride + head * 128)[None, :] + d[:, None], mask=(row < M)[None, :], other=0.0)
+    w = tl.load(weights + row * w_stride + head, mask=row < M, other=0.0)
+
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    chunk_start = tl.program_id(1) * CHUNK
+    start = tl.maximum(tl.load(key_start + rows, mask=rows < M, other=N), chunk_start)
+    end = tl.minimum(tl.load(key_end + rows, mask=rows < M, other=0), tl.minimum(chunk_start + CHUNK, N))
+    key = tl.min(tl.where(start < end, start, N), axis=0)
+    last = tl.max(tl.where(start < end, end, 0), axis=0)
+    while key < last:
+        keys = key + tl.arange(0, BLOCK_N)
+        k_tile = tl.load(k + keys.to(tl.int64)[:, None] * k_stride + d[None, :], mask=(keys < N)[:, None], other=0.0)
+        scores = tl.maximum(tl.dot(k_tile, q_cols), 0.0, propagate_nan=tl.PropagateNan.ALL) * w[None, :]
+        logits = tl.sum(scores.reshape(BLOCK_N, ROWS, H), axis=2) * tl.load(k_scale + keys, mask=keys < N)[:, None]
+        allowed = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
+        tl.store(out + rows[None, :] * out_stride + keys[:, None], logits, mask=allowed)
+        key += BLOCK_N
+
+
+def mqa_logits(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    *,
+    outside: Outside = "unwritten",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Score on the device. Hopper takes the kernel of mqa_logits_gluon.py, everything else the portable one here."""
+    out = _check(q, k, k_scale, weights, key_start, key_end, outside, out)
+    M, H, N = q.shape[0], q.shape[1], k.shape[0]
+    if outside == "-inf":
+        out.fill_(float("-inf"))
+    if M == 0 or N == 0:
+        return out
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0):
+        from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper  # Gluon exists for NVIDIA builds of Triton only
+
+        mqa_logits_hopper(q, k, k_scale, weights, key_start, key_end, out)
+        return out
+    sizes = mqa_logits_sizes(H)
+    grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
+    strides = (q.stride(0), k.stride(0), weights.stride(0), out.stride(0))
+    _mqa_logits_kernel[grid](q, k, k_scale, weights, key_start, key_end, out, M, N, *strides, H=H, **sizes, num_warps=8)
+    return out
+
+
+def mqa_logits_sizes(num_heads: int) -> dict[str, int]:
+    """Constants of the portable kernel: 128 columns (row, head), 128 keys a tile."""
+    return {"ROWS": 128 // num_heads, "BLOCK_N": 128, "CHUNK": 4096}
+
+
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    outside: Outside,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    M, N, device = q.shape[0], k.shape[0], q.device
+    check_tensor("q", q, torch.float8_e4m3fn, (M, None, HEAD_DIM), device)
+    H = q.shape[1]
+    if H not in NUM_HEADS:
+        raise PlanError(f"q has {H} index heads: the kernels take 32 or 64; pad q and weights with zeros")
+    if q.stride(1) != HEAD_DIM:
+        raise PlanError(f"q has strides {q.stride()}: the heads of a token must lie side by side; call .contiguous()")
+    check_tensor("k", k, torch.float8_e4m3fn, (N, HEAD_DIM), device)
+    check_tensor("k_scale", k_scale, torch.float32, (N,), device)
+    check_tensor("weights", weights, torch.float32, (M, H), device)
+    check_tensor("key_start", key_start, torch.int32, (M,), device)
+    check_tensor("key_end", key_end, torch.int32, (M,), device)
+    if outside not in ("unwritten", "-inf"):
+        raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
+    if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile
+        raise PlanError(f"M={M}, H={H}, N={N}: rows times heads and keys must stay below 2^31; split the chunk")
+    if out is None:
+        return torch.empty(M, N, dtype=torch.float32, device=device)
+    check_tensor("out", out, torch.float32, (M, N), device)
+    return out

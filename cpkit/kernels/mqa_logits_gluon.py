@@ -1,0 +1,246 @@
+"""The indexer logits of mqa_logits.py on Hopper: tensor cores and CUDA cores at work at the same time.
+
+Per (query token, key) and head the tensor cores do 128 multiply-adds; then the CUDA cores must take ReLU, weigh and
+add, which costs half as long again if one waits for the other. So a program is three kinds of warps on one
+multiprocessor:
+
+    loader     TMA: the query block once per item, then keys, six tiles ahead
+    scorer 0   wgmma rows 0 1   | reduce rows 0 1, while wgmma rows 2 3 runs   | reduce rows 2 3 |
+    scorer 1                    the same with rows 4 5 and 6 7, half a tile later: its wgmma runs in scorer 0's gaps
+
+(H = 64: 128 columns (row, head) are 2 rows; H = 32: 4 rows.) Keys are the tall side of the product, so all heads of a
+(row, key) lie in one quad of lanes: a chain of fused multiply-adds in registers, in one order for every tile and every
+Triton, and one exchange within the quad after which each lane owns other (row, key) sums and stores them.
+
+Items are (chunk of keys, block of query rows), chunk by chunk so that all programs read the same keys while they are in
+cache; items whose rows end before the chunk cost two small loads.
+"""
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from cpkit.errors import PlanError
+
+D = gl.constexpr(128)
+COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
+BLOCK_N = gl.constexpr(64)  # keys of one wgmma
+GROUPS = gl.constexpr(4)  # column groups of a query block: two for each scorer
+NUM_Q = gl.constexpr(2)  # query blocks in shared memory: the next one loads while this one is scored
+NUM_K = gl.constexpr(6)  # key tiles in shared memory
+
+_tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in newer Triton; in 3.6
+
+
+@gluon.constexpr_function
+def _owner_layout(H):
+    """[keys, rows, 4 parts of the head sum]: a thread owns all parts of its sums, lanes of a quad own other sums."""
+    if H == 64:
+        registers, quad = [[0, 0, 1], [0, 0, 2]], [[0, 1, 0], [8, 0, 0]]
+    else:
+        registers, quad = [[0, 0, 1], [0, 0, 2], [8, 0, 0]], [[0, 1, 0], [0, 2, 0]]
+    lanes = [*quad, [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0, 0], [32, 0, 0]], [], [64, 128 // H, 4])
+
+
+@gluon.jit
+def _halves(x, LEAVES: gl.constexpr):
+    """[keys, rows, 4, LEAVES] -> LEAVES tensors [keys, rows, 4]."""
+    if LEAVES == 1:
+        return (x.reshape(x.shape[:-1]),)
+    else:
+        left, right = x.reshape([x.shape[0], x.shape[1], x.shape[2], LEAVES // 2, 2]).split()
+        return _halves(left, LEAVES // 2) + _halves(right, LEAVES // 2)
+
+
+@gluon.jit
+def _thread_columns(x, H: gl.constexpr):
+    """[keys, columns] -> H / 4 tensors [keys, rows, 4]: the columns of a row that a lane of the quad holds."""
+    even, odd = x.reshape([BLOCK_N, COLS // H, H // 8, 4, 2]).permute((0, 1, 3, 2, 4)).split()
+    return _halves(even, H // 8) + _halves(odd, H // 8)
+
+
+@gluon.jit
+def _reduce_and_store(scores, half_weights, scale, key, row_out, start, end, H: gl.constexpr):
+    """x + |x| is 2 max(x, 0) exactly, and runs on the units of the multiply-adds, which are twice as many."""
+    xs = _thread_columns(scores, H)
+    ws = _thread_columns(gl.expand_dims(half_weights, 0).broadcast_to([BLOCK_N, COLS]), H)
+    parts = (xs[0] + gl.abs(xs[0])) * ws[0]
+    for i in gl.static_range(1, H // 4):
+        parts = gl.fma(xs[i] + gl.abs(xs[i]), ws[i], parts)
+    total = gl.sum(gl.convert_layout(parts, _owner_layout(H)), axis=2) * gl.expand_dims(scale, 1)
+    keys = gl.expand_dims(key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, total.type.layout)), 1)
+    allowed = (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
+    gl.store(gl.expand_dims(row_out, 0) + keys, total, mask=allowed)
+
+
+@gluon.jit
+def _item(item, work, H: gl.constexpr):
+    """First query row of an item and the keys of its chunk that any of its rows may score; (row, n, n) if none."""
+    key_start, key_end, M, N, num_blocks, _, chunk_keys = work
+    ROWS: gl.constexpr = GROUPS * COLS // H
+    row = (item % num_blocks) * ROWS
+    chunk_start = (item // num_blocks) * chunk_keys
+    rows = row + gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    start = gl.maximum(gl.load(key_start + rows, mask=rows < M, other=N), 0)
+    end = gl.minimum(gl.load(key_end + rows, mask=rows < M, other=0), N)
+    first = gl.maximum(gl.min(gl.where(start < end, start, N), axis=0), chunk_start)
+    last = gl.minimum(gl.max(end, axis=0), chunk_start + chunk_keys)
+    return row, first, gl.maximum(first, last)
+
+
+@gluon.jit
+def _load_partition(q_desc, k_desc, work, buffers, H: gl.constexpr):
+    q_bufs, k_bufs, q_ready, q_free, k_ready, k_free = buffers
+    num_items = work[5]
+    turn = 0
+    tile = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        row, first, last = _item(item, work, H)
+        if first < last:
+            slot = turn % NUM_Q
+            mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
+            mbarrier.expect(q_ready.index(slot), GROUPS * COLS * D)
+            for group in gl.static_range(GROUPS):
+                column = row * H + group * COLS
+                _tma_load(q_desc, [column, 0], q_ready.index(slot), q_bufs.index(slot * GROUPS + group))
+            turn += 1
+            for key in range(first, last, BLOCK_N):
+                stage = tile % NUM_K
+                mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
+                mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
+                _tma_load(k_desc, [key, 0], k_ready.index(stage), k_bufs.index(stage))
+                tile += 1
+
+
+@gluon.jit
+def _row_inputs(rows, weight_rows, heads, tensors, work):
+    """Of one column group: its weights by column, halved, and each row's range and place in the output."""
+    _, weights, out, w_stride, out_stride = tensors
+    key_start, key_end, M, _, _, _, _ = work
+    w = gl.load(weights + weight_rows.to(gl.int64) * w_stride + heads, mask=weight_rows < M, other=0.0) * 0.5
+    start = gl.load(key_start + rows, mask=rows < M, other=0)
+    end = gl.load(key_end + rows, mask=rows < M, other=0)
+    return w, start, end, out + rows.to(gl.int64) * out_stride
+
+
+@gluon.jit
+def _score_partition(tensors, work, buffers, H: gl.constexpr, SCORER: gl.constexpr):
+    q_bufs, k_bufs, q_ready, q_free, k_ready, k_free = buffers
+    k_scale = tensors[0]
+    N = work[3]
+    num_items = work[5]
+    Q: gl.constexpr = COLS // H
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
+    owner: gl.constexpr = gl.SliceLayout(2, _owner_layout(H))
+    lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
+    own_rows = SCORER * 2 * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, owner))
+    cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, mma))
+    col_rows = SCORER * 2 * Q + cols // H
+    heads = cols % H
+    turn = 0
+    tile = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        row, first, last = _item(item, work, H)
+        w0, start0, end0, out0 = _row_inputs(row + own_rows, row + col_rows, heads, tensors, work)
+        w1, start1, end1, out1 = _row_inputs(row + Q + own_rows, row + Q + col_rows, heads, tensors, work)
+        if first < last:
+            start0 = gl.maximum(start0, first)
+            start1 = gl.maximum(start1, first)
+            end0 = gl.minimum(end0, last)
+            end1 = gl.minimum(end1, last)
+            slot = turn % NUM_Q
+            mbarrier.wait(q_ready.index(slot), turn // NUM_Q & 1)
+            q0 = q_bufs.index(slot * GROUPS + SCORER * 2).permute((1, 0))
+            q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
+            acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
+            acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
+            for key in range(first, last, BLOCK_N):
+                stage = tile % NUM_K
+                scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
+                mbarrier.wait(k_ready.index(stage), tile // NUM_K & 1)
+                run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
+                run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
+                acc0 = warpgroup_mma_wait(1, deps=(run0,))
+                _reduce_and_store(acc0, w0, scale, key, out0, start0, end0, H)
+                # Nothing of run1 may cross into the next turn of the loop: ptxas would then wait after every wgmma.
+                acc1 = warpgroup_mma_wait(0, deps=(run1,))
+                mbarrier.arrive(k_free.index(stage), count=1)
+                _reduce_and_store(acc1, w1, scale, key, out1, start1, end1, H)
+                tile += 1
+            mbarrier.arrive(q_free.index(slot), count=1)
+            turn += 1
+
+
+@gluon.jit
+def _mqa_logits_hopper_kernel(
+    q_desc, k_desc, k_scale, weights, key_start, key_end, out, M, N, w_stride, out_stride, num_items, chunk_keys,
+    H: gl.constexpr,
+):  # fmt: skip
+    q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q * GROUPS, COLS, D], q_desc.layout)
+    k_bufs = gl.allocate_shared_memory(k_desc.dtype, [NUM_K, BLOCK_N, D], k_desc.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [NUM_Q, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [NUM_Q, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [NUM_K, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [NUM_K, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUM_Q):
+        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(q_free.index(i), count=2)  # both scorers
+    for i in gl.static_range(NUM_K):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=2)
+    tensors = (k_scale, weights, out, w_stride, out_stride)
+    work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
+    buffers = (q_bufs, k_bufs, q_ready, q_free, k_ready, k_free)
+    gl.warp_specialize(
+        [
+            (_score_partition, (tensors, work, buffers, H, 0)),
+            (_score_partition, (tensors, work, buffers, H, 1)),
+            (_load_partition, (q_desc, k_desc, work, buffers, H)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+def mqa_logits_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write the logits; arguments as mqa_logits checked them, M and N at least 1."""
+    M, H, N = q.shape[0], q.shape[1], k.shape[0]
+    if k.stride(0) % 16 or k.data_ptr() % 16:
+        raise PlanError(
+            f"k has rows {k.stride(0)} bytes apart at address {k.data_ptr():#x}: TMA wants rows to start at multiples "
+            "of 16 bytes; keep values and scales in buffers of their own"
+        )
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    q_desc = TensorDescriptor.from_tensor(q.reshape(M * H, D.value), [COLS.value, D.value], layout)
+    k_desc = TensorDescriptor.from_tensor(k, [BLOCK_N.value, D.value], layout)
+    sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    num_blocks = triton.cdiv(M * H, GROUPS.value * COLS.value)
+    chunk_keys = choose_chunk(M, N, num_blocks, sms)
+    num_items = num_blocks * triton.cdiv(N, chunk_keys)
+    sizes = (M, N, weights.stride(0), out.stride(0), num_items, chunk_keys)
+    _mqa_logits_hopper_kernel[(min(sms, num_items),)](
+        q_desc, k_desc, k_scale, weights, key_start, key_end, out, *sizes, H=H, num_warps=4, maxnreg=168
+    )  # fmt: skip
+
+
+def choose_chunk(num_rows: int, num_keys: int, num_blocks: int, sms: int) -> int:
+    """Keys of an item, a power of two: long items start seldom, short ones spread evenly over the multiprocessors.
+
+    A program gets about 6 items when all rows see all keys and 30 when rows are as many as keys, as half of a causal
+    square is empty.  8,192 rows x 8,192 keys, H=64 -> 2,048;  4,096 x 131,072 -> 8,192
+    """
+    items = 6 + 24 * min(num_rows, num_keys) / num_keys
+    wanted = num_keys * num_blocks / (sms * items)
+    return next((size for size in (1024, 2048, 4096) if wanted < size * 2**0.5), 8192)

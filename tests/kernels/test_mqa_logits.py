@@ -1,0 +1,114 @@
+"""Indexer logits against float64 loops of numpy: exact on small integers, close on random data, untouched outside."""
+
+import os
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+pytest.importorskip("triton")
+
+from cpkit.errors import PlanError  # noqa: E402
+from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FP8 = torch.float8_e4m3fn
+
+
+def inputs(M, N, H, seed, *, exact):
+    rng = np.random.default_rng(seed)
+    if exact:
+        q, k = rng.integers(-3, 4, (M, H, 128)), rng.integers(-3, 4, (N, 128))
+        scale, weights = 2.0 ** rng.integers(-3, 3, N), rng.integers(-4, 5, (M, H)) / 4
+    else:
+        q, k = rng.standard_normal((M, H, 128)), rng.standard_normal((N, 128))
+        scale, weights = rng.random(N) + 0.5, rng.standard_normal((M, H))
+    q, k = (torch.tensor(x, dtype=torch.float32, device=DEVICE).to(FP8) for x in (q, k))
+    scale, weights = (torch.tensor(x, dtype=torch.float32, device=DEVICE) for x in (scale, weights))
+    return q, k, scale, weights
+
+
+def counted(q, k, scale, weights):
+    q, k = q.float().cpu().double().numpy(), k.float().cpu().double().numpy()
+    products = np.maximum(np.einsum("mhd,nd->mhn", q, k), 0)
+    return np.einsum("mhn,mh->mn", products, weights.cpu().double().numpy()) * scale.cpu().double().numpy()
+
+
+def bounds(*values):
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize("H", [32, 64])
+@pytest.mark.parametrize(("M", "N"), [(1, 1), (3, 63), (4, 64), (5, 129)])
+def test_exact_on_small_integers(H, M, N):
+    data = inputs(M, N, H, M * N, exact=True)
+    start, end = bounds(*([0] * M)), bounds(*(max(N - M + 1 + m, 1) for m in range(M)))  # a request's last M tokens
+    got, reference = mqa_logits(*data, start, end), mqa_logits_reference(*data, start, end)
+    want = counted(*data)
+    for m in range(M):
+        assert got[m, : end[m]].tolist() == want[m, : end[m]].tolist()
+        assert reference[m, : end[m]].tolist() == want[m, : end[m]].tolist()
+
+
+def test_random_data_within_the_bound():
+    data = inputs(5, 130, 64, 3, exact=False)
+    got = mqa_logits(*data, bounds(0, 0, 0, 0, 0), bounds(130, 130, 130, 130, 130))
+    want = counted(*data)
+    error = np.abs(got.double().cpu().numpy() - want).max() / np.abs(want).max()
+    assert error < (1e-3 if DEVICE == "cuda" else 1e-6)
+
+
+@pytest.mark.parametrize("outside", ["unwritten", "-inf"])
+def test_nothing_outside_a_range_is_written(outside):
+    M, N = 9, 200
+    data = inputs(M, N, 64, 5, exact=True)
+    start = bounds(0, 100, -7, 199, 200, 64, 63, 90, 50)
+    end = bounds(200, 101, 999, 200, 200, 128, 65, 20, 0)  # the last two rows end before they start
+    out = torch.full((M, N + 3), 77.0, device=DEVICE)[:, :N]
+    mqa_logits(*data, start, end, out=out, outside=outside)
+    want, key = counted(*data), np.arange(N)
+    for m in range(M):
+        allowed = (key >= int(start[m])) & (key < int(end[m]))
+        expected = np.where(allowed, want[m], 77.0 if outside == "unwritten" else -np.inf)
+        assert out[m].tolist() == expected.tolist(), f"row {m}"
+    assert out.as_strided((M, 3), (N + 3, 1), N).eq(77.0).all(), "wrote behind the row"
+
+
+def test_a_nan_key_spoils_its_own_logits_only():
+    q, k, scale, weights = inputs(2, 70, 32, 6, exact=True)
+    scale[7] = float("nan")
+    if DEVICE == "cuda":  # the interpreter reads fp8 NaN as a number
+        k[9] = torch.tensor(float("nan")).to(FP8)
+    got = mqa_logits(q, k, scale, weights, bounds(0, 0), bounds(70, 70))
+    assert got[0].isnan().nonzero().flatten().tolist() == ([7, 9] if DEVICE == "cuda" else [7])
+
+
+def test_head_tail_rows_far_apart():
+    data = inputs(6, 300, 32, 7, exact=True)
+    start, end = bounds(0, 0, 0, 0, 0, 0), bounds(1, 2, 3, 298, 299, 300)
+    got, want = mqa_logits(*data, start, end), counted(*data)
+    for m in range(6):
+        assert got[m, : end[m]].tolist() == want[m, : end[m]].tolist()
+
+
+def test_empty():
+    q, k, scale, weights = inputs(2, 5, 32, 8, exact=True)
+    assert mqa_logits(q[:0], k, scale, weights[:0], bounds(), bounds()).shape == (0, 5)
+    assert mqa_logits(q, k[:0], scale[:0], weights, bounds(0, 0), bounds(0, 0)).shape == (2, 0)
+
+
+def test_refusals():
+    q, k, scale, weights = inputs(2, 5, 32, 9, exact=True)
+    start, end = bounds(0, 0), bounds(5, 5)
+    with pytest.raises(PlanError, match="16 index heads"):
+        mqa_logits(q[:, :16].contiguous(), k, scale, weights[:, :16].contiguous(), start, end)
+    with pytest.raises(PlanError, match="key_start is int64"):
+        mqa_logits(q, k, scale, weights, start.long(), end)
+    with pytest.raises(PlanError, match="k is float8"):
+        mqa_logits(q, k[:, :64].contiguous(), scale, weights, start, end)
+    with pytest.raises(PlanError, match="outside='zero'"):
+        mqa_logits(q, k, scale, weights, start, end, outside="zero")
+    with pytest.raises(PlanError, match="heads of a token"):
+        mqa_logits(q.transpose(0, 1).contiguous().transpose(0, 1), k, scale, weights, start, end)
