@@ -185,7 +185,9 @@ def _execute(
         print(f"cpkit run: error: {error}", file=sys.stderr, flush=True)
         return VIOLATED
     except Exception as error:
-        print(f"cpkit run: error: rank {launch.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        # simulated ranks say in a note which of them it was
+        notes = getattr(error, "__notes__", [f"rank {launch.rank} raised {type(error).__name__}: {error}"])
+        print(f"cpkit run: error: {notes[0].splitlines()[0]}", file=sys.stderr, flush=True)
         traceback.print_exc()
         return VIOLATED
     first = next((report.findings.first for report in reports if report.findings.first), None)

@@ -1,0 +1,154 @@
+"""`cpkit run`: the steps it takes, its report and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpkit.batch import Batch
+from cpkit.cli.main import main
+from cpkit.worker import program
+
+TRACE = Path(__file__).parents[2] / "examples" / "data" / "conversation_excerpt.jsonl.gz"
+SMALL = ["--heads", "8", "--verify", "all"]
+PROMPTS = ["--prompt-lens", "20,3", "--decode-steps", "1"]
+
+
+def run_json(capsys, *argv):
+    code = main(["run", *argv, "--json", "-"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys, *argv):
+    assert main(["run", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("cpkit run: error: ")
+    return err
+
+
+def test_report_names_what_was_run_verified_and_sent(capsys):
+    assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2", "-dcp", "4", "--dcp-comm-backend", "a2a"]) == 0
+    text = capsys.readouterr().out
+    for words in (
+        "deepseek-v3.2, dsa, 8 heads: ranks are threads of one process, on cpu",
+        "tp=2 pcp=2 dcp=4: 4 ranks; interleave 1, block 64, partition head-tail, merge a2a",
+        "2 steps of prompts: 25 query tokens",
+        "all: no mismatch",
+        "hidden rows                100, to the bit",
+        "all_to_all over dcp: partials",
+        "planned = counted",
+    ):
+        assert words in text, words
+
+
+def test_json_counts_and_digests(capsys):
+    code, data = run_json(capsys, *PROMPTS, *SMALL, "-tp", "2", "-dcp", "2")
+    assert code == 0 and data["format"] == "cpkit-run-1"
+    assert (data["steps"], data["tokens"], data["findings"]["hidden_rows"]) == (2, 25, 50)
+    # every token on both ranks; keys: all of 20 and of 3 prompt tokens, then 21 and 4
+    assert data["findings"]["rows"] == 50
+    assert data["findings"]["keys"] == 2 * (sum(range(1, 21)) + 6 + 21 + 4)
+    assert [planned == counted for planned, counted in data["ranks"][0]["calls"].values()] == [True] * 4
+    again = run_json(capsys, *PROMPTS, *SMALL, "-pcp", "2")[1]
+    assert again["findings"]["keys"] == data["findings"]["keys"] // 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind", "layers"),
+    [
+        pytest.param(["--model", "glm-5.2"], "dsa", ["dsa", "dsa"], id="shared-selection"),
+        pytest.param(["--model", "deepseek-v4-flash"], "c4a", ["c4a"], id="first-kind"),
+        pytest.param(["--model", "deepseek-v4-flash", "--layer", "swa"], "swa", ["swa"], id="named"),
+    ],
+)
+def test_layers(capsys, argv, kind, layers):
+    code, data = run_json(capsys, *argv, *PROMPTS, *SMALL, "--data", "random")
+    assert (code, data["layers"]) == (0, layers)
+
+
+def test_batch_file(capsys, tmp_path):
+    Batch.from_lens([10, 9], [1, 7]).save(tmp_path / "step.json")
+    code, data = run_json(capsys, str(tmp_path / "step.json"), *SMALL, "-pcp", "2")
+    assert (code, data["steps"], data["tokens"]) == (0, 1, 8)
+
+
+def test_first_steps_of_a_trace(capsys):
+    argv = ["--trace", str(TRACE), "--steps", "2", "--max-num-batched-tokens", "64", "--heads", "8"]
+    code, data = run_json(capsys, *argv, "-tp", "2", "-dcp", "2")
+    assert (code, data["steps"], data["findings"]["num_mismatches"]) == (0, 2, 0)
+
+
+def test_mismatch_exits_with_1_and_tells_the_first(capsys, monkeypatch):
+    right = program.gather_hidden
+    monkeypatch.setattr(program, "gather_hidden", lambda *args: right(*args).flip(0))
+    code = main(["run", *PROMPTS, *SMALL])
+    out, err = capsys.readouterr()
+    assert code == 1 and "DIFFER from the oracle" in out
+    assert err.startswith(
+        "cpkit run: mismatch in step 0, layer 1 (hidden rows), request 0, token 0, rank 0: hidden row"
+    )
+
+
+def test_rank_that_raises_is_named(capsys, monkeypatch):
+    def fail(comm, *_):
+        if comm.rank == 3:
+            raise ValueError("planted")
+
+    monkeypatch.setattr("cpkit.run.check_plans_agree", fail)
+    assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2"]) == 1
+    assert capsys.readouterr().err.startswith("cpkit run: error: rank 3 raised ValueError: planted\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        pytest.param([], "give one of a batch file, --prompt-lens and --trace", id="nothing"),
+        pytest.param([*PROMPTS, "--trace", "x"], "give one of", id="two"),
+        pytest.param(["--prompt-lens", "5,0"], "at least one token", id="empty-prompt"),
+        pytest.param(["--trace", "x", "--decode-steps", "3"], "--decode-steps follows the prompts", id="decode-steps"),
+        pytest.param([*PROMPTS, "--steps", "3"], "--steps 3: at least 1, of a --trace", id="steps"),
+        pytest.param([*PROMPTS, "--layer", "c4a"], "deepseek-v3.2 has no c4a", id="layer"),
+        pytest.param([*PROMPTS, "--heads", "3", "-tp", "2"], "tp=2 must divide them", id="heads"),
+        pytest.param([*PROMPTS, "--comm", "torch"], "comm torch needs ranks, and nobody started them", id="torch"),
+        pytest.param([*PROMPTS, "--comm", "mpi"], "mpirun -n N python -m ...", id="mpi"),
+        pytest.param([*PROMPTS, "-dp", "2"], "dp=2 pp=1: a run executes one layer of one replica", id="replicas"),
+        pytest.param([*PROMPTS, "--json", "no/such/report.json"], "there is no folder", id="json"),
+        pytest.param(
+            [*PROMPTS, "--model", "glm-5.3-flash", "--cp-kv-cache-interleave-size", "16"], "656", id="row-format"
+        ),
+    ],
+)
+def test_refusals(capsys, argv, words):
+    assert words in refusal(capsys, *argv)
+
+
+def test_device_without_gpu_is_refused(capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert "torch sees no GPU here" in refusal(capsys, *PROMPTS, "--device", "cuda")
+
+
+def test_missing_torch_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("cpkit.comm.connect.find_spec", lambda name: None)
+    assert "pip install 'cpkit[torch]'" in refusal(capsys, *PROMPTS)
+
+
+def test_world_size_of_a_launch_is_refused_by_rank_0_alone(capsys, monkeypatch):
+    launch = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    for rank, told in ((0, True), (1, False)):
+        for name, value in {**launch, "RANK": str(rank)}.items():
+            monkeypatch.setenv(name, value)
+        assert main(["run", *PROMPTS, "-tp", "2"]) == 2
+        assert ("torchrun started 3 ranks, but dp=1 * pp=1 * pcp=1 * tp=2 makes 2" in capsys.readouterr().err) == told
+
+
+def test_help_needs_no_numpy():
+    code = (
+        "import sys; sys.modules['numpy'] = sys.modules['torch'] = None; from cpkit.cli.main import main; "
+        "sys.exit(main(['run', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "--prompt-lens" in done.stdout, done.stderr
