@@ -25,7 +25,8 @@ MAX_SECONDS = float(1 << 40)
 class TraceSource:
     """Lines of a plain or gz file, told apart by content. A bad line is an InputError, or counted under skip_bad.
 
-    A gz that ends early or is damaged counts as one bad line behind those that could still be unpacked.
+    A gz that ends early or is damaged counts as one bad line behind those that could still be unpacked: the line that
+    it ends in may have lost its end and still look whole (`9,10,3` of `9,10,345`), so it is never read.
     """
 
     def __init__(self, path: Path | str, *, skip_bad: bool = False) -> None:
@@ -35,6 +36,8 @@ class TraceSource:
         data, self._damage = _unpack(self.path)
         # Only \n ends a line, as in JSONL: str.splitlines would also split inside strings, at U+2028.
         self._lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        if self._damage is not None:
+            self._lines[-1] = b""
 
     def reject(self, line: int, reason: str) -> None:
         """Refuse a line: an error that names file, line and reason, or one more skipped."""
@@ -121,8 +124,11 @@ def csv_records(source: TraceSource, columns: Sequence[str], parse: Callable[[li
 
 
 def split_csv(text: str) -> list[str]:
-    """The cells of one CSV line, without the blanks around them."""
-    return [cell.strip() for cell in next(csv.reader([text]), [])]
+    """The cells of one CSV line, without the blanks around them; raises ValueError."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([text]), [])]
+    except csv.Error as error:  # a lone carriage return, or a cell above 128 KiB
+        raise ValueError(f"not CSV: {str(error).split(' - ')[0]}") from error
 
 
 def parse_json(text: str) -> Any:

@@ -57,14 +57,17 @@ def recognise(source: TraceSource, seed: int) -> tuple[str, Reader]:
     """The format's name and its reader, from the header or the first JSON object; raises InputError."""
     line, first = next(source.preview(), (0, ""))
     if not first:
-        # The lines of a gz that ends at once: none, or the error that says so.
+        # Says so if the gz ended before its first line did.
         list(source.lines())
-        raise InputError(f"{source.path}: an empty trace: it holds no line")
+        raise InputError(f"{source.path}: an empty trace: it holds no line that can be read")
     if first.startswith("["):
         return "clients", lambda src, limit: read_clients(src, limit, seed)
     if first.startswith("{"):
         return _recognise_jsonl(source)
-    columns = set(split_csv(first))
+    try:
+        columns = set(split_csv(first))
+    except ValueError as error:
+        raise InputError(f"{source.path}, line {line}: {error}") from error
     for needed, found in CSV_READERS.items():
         if columns >= set(needed):
             return found
