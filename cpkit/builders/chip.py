@@ -32,6 +32,8 @@ class Chip:
             raise ConfigError(f"platform {self.platform!r}: use one of {', '.join(PLATFORMS)}")
         if (self.platform == "cuda") != (self.family is not None):
             raise ConfigError(f"platform {self.platform!r} with family={self.family}: CUDA chips have one, others none")
+        if self.family is not None and self.family % 10:
+            raise ConfigError(f"family={self.family}: it is rounded down to tens; pass {self.family // 10 * 10}")
         if self.num_workers < 1:
             raise ConfigError(f"num_workers={self.num_workers}: at least one program runs a kernel")
 

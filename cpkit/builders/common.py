@@ -152,6 +152,10 @@ class RankBatch:
                 f"row {row}: seq_len {int(self.max_seq_lens[row])} with {int(self.query_lens[row])} query tokens: the "
                 "length includes this step's query tokens"
             )
+        if self.num_tokens and not self.num_rows:
+            raise PlanError(f"num_tokens={self.num_tokens} and no rows: every token, padding included, has a row")
+        if self.positions is not None and len(self.positions) < self.num_real_tokens:
+            raise PlanError(f"{len(self.positions)} positions for {self.num_real_tokens} query tokens: one a token")
         for name in ("is_prefilling", "req", "max_shard_lens", "largest_shares"):
             values = getattr(self, name)
             if values is not None and len(values) != self.num_rows:
@@ -176,6 +180,7 @@ def rank_batch(
     device holds, raise PlanError. Fields of PCP are added with dataclasses.replace.
     """
     loc = prefix_sum(as_lens("query_lens", query_lens, PlanError))
+    places = None if positions is None else as_ints("positions", positions, PlanError)
     lens = as_lens("seq_lens", seq_lens, PlanError)
     slots = as_ints("slot_mapping", slot_mapping, PlanError)
     return RankBatch(
@@ -188,5 +193,5 @@ def rank_batch(
         num_tokens=len(slots) if num_tokens is None else num_tokens,
         is_prefilling=None if is_prefilling is None else np.asarray(is_prefilling, np.bool_),
         causal=causal,
-        positions=None if positions is None else torch.tensor(np.asarray(positions, np.int64), device=device),
+        positions=None if places is None else torch.tensor(places, device=device),
     )

@@ -12,6 +12,7 @@ import torch
 from cpkit.arrays import IntArray, ceil_div
 from cpkit.budget import Budget
 from cpkit.builders.buffers import Buffer
+from cpkit.builders.checks import check_fits, check_reach, check_update
 from cpkit.builders.chip import Chip
 from cpkit.builders.common import Comm, RankBatch, Shard
 from cpkit.builders.graphs import GraphSupport
@@ -44,9 +45,10 @@ class IndexerConfig:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_blocks", "compress_ratio"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: it must be at least 1")
+        for name in ("block_size", "max_blocks", "compress_ratio", "kernel_block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: it must be at least 1")
         if self.block_size % self.compress_ratio:
             raise ConfigError(
                 f"block_size={self.block_size} is not a multiple of compress_ratio={self.compress_ratio}: a block "
@@ -128,6 +130,8 @@ class IndexerBuilder:
         """The decode part rebuilt in place from the batch's lengths after a draft step; the rest as it was."""
         if metadata.decode is None:
             return metadata
+        self.check(batch)
+        check_update(batch, metadata.split)
         return replace(metadata, decode=self._decode.build(batch, metadata.split, self.cache_tables(batch)))
 
     def split(self, batch: RankBatch) -> BatchSplit:
@@ -150,24 +154,17 @@ class IndexerBuilder:
         return torch.floor_divide(blocks, factor, out=self._tables.corner(*blocks.shape))
 
     def check(self, batch: RankBatch) -> None:
-        """Refuse a batch that the buffers, or the block tables, cannot hold."""
-        if batch.query_start_loc.device != self.device:
-            raise PlanError(f"a batch on {batch.query_start_loc.device} for a builder on {self.device}: build it there")
-        budget, width = self.config.budget, batch.block_tables.shape[1]
-        for name, value, limit in (
-            ("rows", batch.num_rows, budget.max_num_seqs),
-            ("tokens", batch.num_tokens, budget.max_num_batched_tokens),
-            ("block table entries", width, self.config.max_blocks),
-        ):
-            if value > limit:
-                raise PlanError(
-                    f"{value} {name}, but the builder's buffers hold {limit}: raise the limit or split the step"
-                )
-        reach = width * self.config.entry_size * self.config.shard.dcp_size
-        longest = int(batch.max_seq_lens.max(initial=0))
-        if longest > reach:
-            row = int(batch.max_seq_lens.argmax())
+        """Refuse a batch that the buffers, the block tables or the mask cannot hold."""
+        check_fits(batch, self.config.budget, self.device)
+        check_reach(batch, self.config.entry_size * self.config.shard.dcp_size)
+        width = batch.block_tables.shape[1]
+        if width > self.config.max_blocks:
             raise PlanError(
-                f"row {row}: seq_len {longest} with a block table of {width} entries, which reach {reach} tokens "
-                f"({self.config.entry_size} a block on each of {self.config.shard.dcp_size} ranks): allocate its blocks"
+                f"{width} block table entries, but the builder's buffers hold {self.config.max_blocks}: raise "
+                "max_blocks, or hand in fewer columns"
+            )
+        if not batch.causal:
+            raise PlanError(
+                "a batch that is not causal: an indexer scores the keys up to each query token; draft blocks have "
+                "sliding-window layers alone"
             )

@@ -11,9 +11,10 @@ import torch
 
 from cpkit.budget import Budget
 from cpkit.builders.buffers import Buffer
+from cpkit.builders.checks import check_fits
 from cpkit.builders.common import RankBatch
 from cpkit.builders.graphs import GraphSupport
-from cpkit.errors import ConfigError, PlanError
+from cpkit.errors import ConfigError
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.planner.order import BatchSplit, split_decodes_and_prefills
 from cpkit.planner.slots import PAD
@@ -54,8 +55,7 @@ class KpoolBuilder:
 
     def build(self, batch: RankBatch) -> KpoolMetadata:
         """Tail slots of a step; without positions the batch's slots are kept. Raises PlanError."""
-        if batch.query_start_loc.device != self.device:
-            raise PlanError(f"a batch on {batch.query_start_loc.device} for a builder on {self.device}: build it there")
+        check_fits(batch, self.config.budget, self.device)
         split = split_decodes_and_prefills(batch.query_lens, threshold=DECODE_THRESHOLD, num_tokens=batch.num_tokens)
         slots = self._slots.front(len(batch.slot_mapping))
         if batch.positions is None:

@@ -10,6 +10,7 @@ import torch
 
 from cpkit.budget import Budget
 from cpkit.builders.buffers import Buffer
+from cpkit.builders.checks import check_fits, check_reach, check_update
 from cpkit.builders.chip import Chip
 from cpkit.builders.common import RankBatch
 from cpkit.builders.graphs import GraphSupport
@@ -48,9 +49,10 @@ class SwaConfig:
     draft_blocks: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("window_size", "block_size", "num_blocks", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: it must be at least 1")
+        for name in ("window_size", "block_size", "num_blocks", "max_model_len", "index_topk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: it must be at least 1")
         if self.num_blocks * self.block_size - 1 > INT32_MAX:
             raise ConfigError(
                 f"{self.num_blocks} blocks of {self.block_size} keys: the attention kernels address a window cache "
@@ -123,34 +125,20 @@ class SwaBuilder:
         """
         if not metadata.split.num_decodes:
             return metadata
+        self.check(batch)
+        check_update(batch, metadata.split)
         token_row, valid = self._tokens(batch)
         decode = self._decode(batch, metadata.split, token_row, valid, causal=metadata.decode.causal)
         return replace(metadata, token_to_req=token_row, is_valid=valid, decode=decode)
 
     def check(self, batch: RankBatch) -> None:
         """Refuse a batch that the buffers, the block tables or the mask cannot hold."""
-        if batch.query_start_loc.device != self.device:
-            raise PlanError(f"a batch on {batch.query_start_loc.device} for a builder on {self.device}: build it there")
+        check_fits(batch, self.config.budget, self.device)
+        check_reach(batch, self.config.block_size)
         if not batch.causal and not self.config.draft_blocks:
             raise PlanError(
                 "a batch that is not causal without draft blocks: only draft blocks see each other; set "
                 "draft_blocks=True"
-            )
-        budget = self.config.budget
-        for name, value, limit in (
-            ("rows", batch.num_rows, budget.max_num_seqs),
-            ("tokens", batch.num_tokens, budget.max_num_batched_tokens),
-        ):
-            if value > limit:
-                raise PlanError(
-                    f"{value} {name}, but the builder's buffers hold {limit}: raise the limit or split the step"
-                )
-        width = batch.block_tables.shape[1]
-        longest = int(batch.max_seq_lens.max(initial=0))
-        if longest > width * self.config.block_size:
-            raise PlanError(
-                f"row {int(batch.max_seq_lens.argmax())}: seq_len {longest} with a block table of {width} blocks of "
-                f"{self.config.block_size} tokens: allocate its blocks"
             )
 
     def _check_draft_block(self, batch: RankBatch, split: BatchSplit) -> None:

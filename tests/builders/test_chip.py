@@ -57,6 +57,8 @@ def test_chips_that_do_not_exist():
         Chip("tpu")
     with pytest.raises(ConfigError, match="CUDA chips have one, others none"):
         Chip("cuda")
+    with pytest.raises(ConfigError, match="family=103: it is rounded down to tens; pass 100"):
+        Chip("cuda", family=103)
     with pytest.raises(ConfigError, match="num_workers=0"):
         Chip("cpu", num_workers=0)
 

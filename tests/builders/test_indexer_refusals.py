@@ -27,6 +27,7 @@ from tests.builders.indexers import batch, builder
             {"compress_ratio": 2, "shard": Shard(pcp_size=2)}, "no comm: the ranks gather their slots", id="no-comm"
         ),
         pytest.param({"max_blocks": 0}, "max_blocks=0", id="no-blocks"),
+        pytest.param({"kernel_block_size": 0}, "kernel_block_size=0", id="no-kernel-block"),
     ],
 )
 def test_settings_that_cannot_work(options, message):
@@ -49,6 +50,7 @@ def test_places_that_do_not_exist():
         pytest.param({}, {"seq_lens": [49]}, "seq_len 49 with a block table of 12 entries", id="table-too-narrow"),
         pytest.param({"max_blocks": 11}, {}, "12 block table entries, but", id="table-too-wide"),
         pytest.param({"tokens": 1}, {}, "2 tokens, but the builder's buffers hold 1", id="too-many-tokens"),
+        pytest.param({}, {"causal": False}, "an indexer scores the keys up to each query token", id="not-causal"),
         pytest.param({"seqs": 1}, {"query_lens": [1, 1], "seq_lens": [2, 2]}, "2 rows, but", id="too-many-rows"),
         pytest.param(
             {"shard": Shard(pcp_size=2)},
@@ -118,6 +120,7 @@ def test_gathered_slots_have_a_segment_a_rank():
         pytest.param({"num_tokens": 3}, "num_tokens=3 with 2 query tokens and 2 slots", id="tokens-without-slots"),
         pytest.param({"max_seq_lens": np.array([1])}, "row 0: seq_len 1 with 2 query tokens", id="below-queries"),
         pytest.param({"is_prefilling": np.array([True, True])}, "is_prefilling has 2 entries for 1 rows", id="flags"),
+        pytest.param({"positions": torch.zeros(1, dtype=torch.int64)}, "1 positions for 2 query", id="positions"),
         pytest.param({"req": np.array([0, 0])}, "req has 2 entries for 1 rows", id="requests"),
     ],
 )
@@ -126,6 +129,22 @@ def test_batches_whose_parts_contradict_each_other(fields, message):
     with pytest.raises(PlanError, match=message):
         replace(step, **fields)
     assert isinstance(step, RankBatch)
+
+
+def test_values_that_a_batch_cannot_hold():
+    with pytest.raises(PlanError, match="num_tokens=2 and no rows"):
+        rank_batch([], [], np.zeros((0, 1), int), [-1, -1])
+    with pytest.raises(PlanError, match=r"positions holds 0\.5"):
+        rank_batch([1], [1], [[1]], [0], positions=[0.5])
+
+
+def test_a_draft_update_of_another_shape():
+    one = builder()
+    built = one.build(batch([1, 1], [2, 2]))
+    with pytest.raises(PlanError, match="a draft update of 1 rows and 1 tokens, 1 of them in the first 2 rows, after"):
+        one.update_drafts(built, batch([1], [2]))
+    with pytest.raises(PlanError, match="seq_len 49 with a block table of 12"):
+        one.update_drafts(built, batch([1, 1], [49, 2]))
 
 
 def test_lengths_beyond_int32_are_refused():

@@ -76,8 +76,8 @@ def test_refusals():
     empty = torch.zeros(0, dtype=torch.int32)
     with pytest.raises(PlanError, match="2 tokens and block_tables of shape"):
         builder.build(rank_batch([2], [2], np.zeros((1, 0), int), [0, 0], positions=[0, 1]))
-    with pytest.raises(PlanError, match="num_tokens=2 with 2 slots and 1 positions"):
-        builder.build(rank_batch([2], [2], [[3]], [0, 0], positions=[0]))
-    with pytest.raises(PlanError, match="tail slot_mapping: a step needs 65 of a buffer of 64"):
+    with pytest.raises(PlanError, match="65 tokens, but the builder's buffers hold 64: raise max_num_batched_tokens"):
         builder.build(rank_batch([65], [65], [[3]], [0] * 65))
+    with pytest.raises(PlanError, match="tail slot_mapping: a step needs 65 of a buffer of 64"):
+        builder.build(rank_batch([1], [1], [[3]], [0] * 65, num_tokens=1))
     assert builder.build(rank_batch([], [], np.zeros((0, 1), int), [], positions=[])).slot_mapping.shape == empty.shape

@@ -166,6 +166,23 @@ def test_a_draft_update_without_decodes_changes_nothing():
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"query_lens": [1], "seq_lens": [3], "block_tables": [[1]]}, "update of 1 rows", id="fewer-rows"),
+        pytest.param({"slot_mapping": [0, 0, 0]}, "update of 2 rows and 3 tokens, 2 of them", id="more-tokens"),
+        pytest.param({"query_lens": [2, 1], "slot_mapping": [0, 0, 0]}, "3 of them in the first 2", id="longer"),
+        pytest.param({"seq_lens": [9, 3]}, "seq_len 9 with a block table of 1", id="grown-past-the-table"),
+    ],
+)
+def test_draft_updates_of_another_shape(change, message):
+    given = {"query_lens": [1, 1], "seq_lens": [2, 2], "block_tables": [[1], [2]], "slot_mapping": [0, 0]}
+    builder = SwaBuilder(config())
+    built = builder.build(rank_batch(**given))
+    with pytest.raises(PlanError, match=message):
+        builder.update_drafts(built, rank_batch(**{**given, **change}))
+
+
+@pytest.mark.parametrize(
     ("ratios", "types"),
     [
         pytest.param(None, ["swaonly"], id="no-ratios"),
@@ -222,6 +239,7 @@ def test_workspace_chunks_come_from_the_prefills():
         pytest.param({"compress_ratios": (1, 8)}, r"compress ratios \[8\]", id="unknown-ratio"),
         pytest.param({"num_blocks": 1 << 29}, "int32 slots; use at most 268435456 blocks", id="slots-above-int32"),
         pytest.param({"window": 0}, "window_size=0", id="no-window"),
+        pytest.param({"index_topk": 0}, "index_topk=0", id="no-topk"),
     ],
 )
 def test_settings_that_cannot_work(options, message):
@@ -233,7 +251,7 @@ def test_settings_that_cannot_work(options, message):
     ("options", "batch", "message"),
     [
         pytest.param({}, {"causal": False}, "not causal without draft blocks", id="no-draft-blocks"),
-        pytest.param({}, {"seq_lens": [17, 3]}, "seq_len 17 with a block table of 2 blocks", id="table-too-narrow"),
+        pytest.param({}, {"seq_lens": [17, 3]}, "seq_len 17 with a block table of 2 entries", id="table-too-narrow"),
         pytest.param({"seqs": 1}, {}, "2 rows, but the builder's buffers hold 1", id="too-many-rows"),
         pytest.param({"tokens": 1}, {}, "2 tokens, but the builder's buffers hold 1", id="too-many-tokens"),
         pytest.param(
