@@ -85,6 +85,20 @@ def test_no_plan_at_all(tmp_path):
         load_plan(tmp_path / "missing.npz")
 
 
+def test_a_flipped_byte_is_refused_or_does_no_harm(tmp_path):
+    path = tmp_path / "plan.npz"
+    save_plan(make_plan(), path)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 1 + len(whole) // 300):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        try:
+            load_plan(path)
+        except InputError:
+            refused += 1
+    assert refused > 200
+
+
 def test_pickled_objects_are_not_run(tmp_path):
     path = tmp_path / "plan.npz"
     save_plan(make_plan(), path)
