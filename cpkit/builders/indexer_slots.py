@@ -2,10 +2,11 @@
 
 compress_ratio 1     the batch's slots
 compressed           each state's slot beside its last token
-compressed, PCP      each rank computes its padded segment, then the segments are gathered; with DCP they carry the
-owner
+compressed, PCP      each rank computes its padded segment, then the segments are gathered
+compressed, both     with DCP beside PCP, the segments carry each state's owner
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,13 +61,13 @@ class SlotStage:
             return batch.slot_mapping
         if self.shard.pcp_size == 1:
             out = self.segment.front(batch.num_tokens)
-            self._own(batch, batch.slot_mapping[: batch.num_tokens], block_tables, out)
+            self._compress(compressed_slots, batch.slot_mapping[: batch.num_tokens], batch, block_tables, out)
             return out
         padded = self.padded(batch)
         out = self.segment.front(padded)
         if self.shard.dcp_size == 1:
-            start = self.shard.pcp_rank * padded
-            self._own(batch, batch.slot_mapping[start : start + padded], block_tables, out)
+            segment = batch.slot_mapping[self.shard.pcp_rank * padded :][:padded]
+            self._compress(compressed_slots, segment, batch, block_tables, out)
         else:
             self._packed(batch, block_tables, out)
         assert self.comm is not None, "checked when the stage was made"
@@ -88,28 +89,25 @@ class SlotStage:
             )
         return padded
 
-    def _own(self, batch: RankBatch, slot_mapping: torch.Tensor, block_tables: torch.Tensor, out: torch.Tensor) -> None:
-        compressed_slots(
-            slot_mapping,
-            batch.query_start_loc,
-            batch.seq_lens,
-            block_tables,
-            compress_ratio=self.compress_ratio,
-            states_per_block=self.states_per_block,
-            dcp_size=self.shard.dcp_size,
-            interleave=self.shard.interleave,
-            row_stride=batch.row_stride,
-            out=out,
-        )
-
     def _packed(self, batch: RankBatch, block_tables: torch.Tensor, out: torch.Tensor) -> None:
         if batch.writes_kv is None:
             raise PlanError(
                 "compressed keys under PCP + DCP without writes_kv: a token's own slot is -1 on all ranks but its "
                 "owner, so it cannot tell which copy of a token writes"
             )
-        packed_compressed_slots(
-            batch.writes_kv,
+        self._compress(packed_compressed_slots, batch.writes_kv, batch, block_tables, out)
+
+    def _compress(
+        self,
+        kernel: Callable[..., None],
+        tokens: torch.Tensor,
+        batch: RankBatch,
+        block_tables: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Slots of the states that this rank's tokens complete; tokens: their slots, or which of them write."""
+        kernel(
+            tokens,
             batch.query_start_loc,
             batch.seq_lens,
             block_tables,

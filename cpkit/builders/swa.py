@@ -164,43 +164,53 @@ class SwaBuilder:
         width = self.config.window_size if causal else self.config.draft_width
         indices = self._decode_indices.front_of_width(split.num_decode_tokens, width)
         lens = self._decode_lens.front(split.num_decode_tokens)
-        window = (batch.query_start_loc, batch.seq_lens, token_row, valid, batch.block_tables)
-        block_size, window_size = self.config.block_size, self.config.window_size
         if causal:
-            swa_indices(
-                *window,
-                block_size=block_size,
-                window_size=window_size,
+            self._windows(batch, token_row, valid, 0, indices, lens)
+        else:
+            draft_swa_indices(
+                batch.query_start_loc,
+                batch.seq_lens,
+                token_row,
+                valid,
+                batch.block_tables,
+                block_size=self.config.block_size,
+                window_size=self.config.window_size,
                 token_offset=0,
-                replay_start=batch.replay_start,
-                row_stride=batch.row_stride,
                 indices=indices,
                 lens=lens,
             )
-        else:
-            draft_swa_indices(
-                *window, block_size=block_size, window_size=window_size, token_offset=0, indices=indices, lens=lens
-            )
         return SwaDecode(indices, lens, causal, self._schedules.build(batch, token_row, valid, lens))
 
-    def _prefill(self, batch: RankBatch, split: BatchSplit, token_row: torch.Tensor, valid: torch.Tensor) -> SwaPrefill:
-        config, first = self.config, split.num_decodes
-        indices = self._prefill_indices.front_of_width(split.num_prefill_tokens, config.window_size)
-        lens = self._prefill_lens.front(split.num_prefill_tokens)
+    def _windows(
+        self,
+        batch: RankBatch,
+        token_row: torch.Tensor,
+        valid: torch.Tensor,
+        first_token: int,
+        indices: torch.Tensor,
+        lens: torch.Tensor,
+    ) -> None:
+        """Causal windows of the tokens from first_token on."""
         swa_indices(
             batch.query_start_loc,
             batch.seq_lens,
             token_row,
             valid,
             batch.block_tables,
-            block_size=config.block_size,
-            window_size=config.window_size,
-            token_offset=split.num_decode_tokens,
+            block_size=self.config.block_size,
+            window_size=self.config.window_size,
+            token_offset=first_token,
             replay_start=batch.replay_start,
             row_stride=batch.row_stride,
             indices=indices,
             lens=lens,
         )
+
+    def _prefill(self, batch: RankBatch, split: BatchSplit, token_row: torch.Tensor, valid: torch.Tensor) -> SwaPrefill:
+        config, first = self.config, split.num_decodes
+        indices = self._prefill_indices.front_of_width(split.num_prefill_tokens, config.window_size)
+        lens = self._prefill_lens.front(split.num_prefill_tokens)
+        self._windows(batch, token_row, valid, split.num_decode_tokens, indices, lens)
         loc = batch.query_start_loc[first:]
         gather = self._gather_lens.front(split.num_prefills)
         gather_lens(
