@@ -19,13 +19,12 @@ from cpkit.planner.order import BatchSplit
 class IndexerChunk:
     """Query tokens scored at once against the keys of one workspace filling; lengths and rows in keys (states).
 
-    row_start, row_stop: rows of the batch. token_start, token_stop: flat tokens. key_span: the keys of a lone row that
-    the
-        workspace holds; from 0 on for whole rows. first_local: index in its shard of the first of them.
+    row_start, row_stop: rows of the batch. token_start, token_stop: flat tokens.
+    key_span: the keys of a lone row that the workspace holds; from 0 on for whole rows. first_local: index in its shard
+        of the first of them.
     key_start, key_end: [tokens] int32, workspace keys that each query token may score.
     key_start_loc: [rows + 1] int32, running keys of the rows over all ranks; local_key_start_loc: of this rank (under
-    PCP +
-        DCP: padded, equal on all ranks, and a request's first row counts for all its rows).
+        PCP + DCP: padded, equal on all ranks, and a request's first row counts for all its rows).
     key_rows: [num_keys] int32, row of the chunk that each key of key_start_loc belongs to.
     num_keys, num_local_keys, max_local_keys: totals, over all ranks, of this one, of the fullest.
     block_tables: [rows, width] int32, in cache blocks. gather: how the shards become token order, under PCP + DCP.
@@ -74,9 +73,8 @@ class IndexerPrefill:
 class IndexerDecode:
     """Decode rows; every tensor but the last two has one leading size, and padding rows hold zeros.
 
-    block_tables: [num_rows, width] int32, in cache blocks. seq_lens: [num_rows, tokens a row] int32, keys of this rank
-    that
-        each query token sees. query_lens: [num_rows] int32, query tokens of the row.
+    block_tables: [num_rows, width] int32, in cache blocks. query_lens: [num_rows] int32, query tokens of the row.
+    seq_lens: [num_rows, tokens a row] int32, keys of this rank that each query token sees.
     needs_packing: the flat query tokens do not fill the rows one after another, and are packed by query_lens.
     req: [num_rows] int32, request of each row, where the kernel reads it, else None.
     global_seq_lens: [num_rows] int32, keys of all ranks that the row's last token sees; None without DCP.

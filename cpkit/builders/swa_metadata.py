@@ -23,8 +23,7 @@ class SwaDecode:
     indices: [num_decode_tokens, width] int32 slots, oldest first, then -1; lens: [num_decode_tokens] int32, keys of
     each. causal: False for draft blocks, whose tokens all see the window before the block and the whole block.
     schedules: by layer type, [num_workers + 1, 2] int32, start of each worker, one tile schedule shared by all layers
-    of
-        the type; empty without decode tokens, or where the chip's kernels take none.
+        of the type; empty without decode tokens, or where the chip's kernels take none.
     """
 
     indices: torch.Tensor
