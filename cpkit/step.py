@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import IntArray
+from cpkit.arrays import IntArray, ceil_div
 from cpkit.batch import Batch
 from cpkit.budget import Budget
 from cpkit.digest import digest
@@ -22,6 +22,7 @@ from cpkit.planner.order import request_row_bounds
 from cpkit.planner.partition import REPLICATED, STRATEGIES, Partition, partition_queries
 from cpkit.planner.rows import Rows, rank_rows
 from cpkit.planner.shard import Shards, shard_kv
+from cpkit.planner.slots import NULL_BLOCK
 from cpkit.topology import Topology
 
 
@@ -110,6 +111,7 @@ def plan_step(
     """
     model.check(topology)
     check_limits(batch, budget)
+    check_blocks(batch, topology)
     queries = partition_queries(
         batch.query_lens,
         batch.is_prefilling,
@@ -138,6 +140,29 @@ def check_limits(batch: Batch, budget: Budget) -> None:
     if batch.num_reqs > budget.max_num_seqs:
         raise PlanError(
             f"{batch.num_reqs} requests, but max_num_seqs={budget.max_num_seqs}: split the step or raise the limit"
+        )
+
+
+def check_blocks(batch: Batch, topology: Topology) -> None:
+    """Refuse block tables that end before their request's last token, or name the null block for it."""
+    tables = batch.block_tables
+    if tables is None or not batch.num_reqs:
+        return
+    needed = ceil_div(batch.seq_lens, topology.virtual_block)
+    req = int(needed.argmax())
+    if needed[req] > tables.shape[1]:
+        raise PlanError(
+            f"request {req}: seq_len {int(batch.seq_lens[req])} needs {int(needed[req])} blocks of "
+            f"{topology.virtual_block} tokens (block_size x dcp), and its block table has {tables.shape[1]} columns"
+        )
+    if not needed[req]:
+        return
+    missing = (tables[np.arange(batch.num_reqs), needed - 1] == NULL_BLOCK) & (needed > 0)
+    if missing.any():
+        req = int(missing.argmax())
+        raise PlanError(
+            f"request {req}: block {int(needed[req]) - 1} of its block table is {NULL_BLOCK}, the null block, but its "
+            f"seq_len {int(batch.seq_lens[req])} reaches it: allocate a block"
         )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from cpkit.errors import ConfigError
 
+MAX_WORLD = 1 << 16
 GROUPS = ("world", "dp", "pp", "pcp", "tp", "dcp")
 
 
@@ -50,6 +51,11 @@ class Topology:
             size = getattr(self, field.name)
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 20:
                 raise ConfigError(f"{field.name}={size!r}: every size is a whole number from 1 to 2^20")
+        if self.world_size > MAX_WORLD:
+            raise ConfigError(
+                f"dp={self.dp} pp={self.pp} pcp={self.pcp} tp={self.tp} is a world of {self.world_size} ranks: worlds "
+                f"have at most {MAX_WORLD}"
+            )
         legal = legal_dcp_sizes(self.tp, self.pcp)
         if self.dcp not in legal:
             rule = "a divisor of tp" if self.pcp == 1 else "1, pcp or tp * pcp"

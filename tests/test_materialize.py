@@ -1,5 +1,6 @@
 """What ranks store in a step, against keys placed one by one."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -125,8 +126,8 @@ def test_empty_batch_stores_nothing():
     ],
 )
 def test_keys_without_a_block_are_refused(tables, words):
-    batch = Batch.from_lens([9], [9], block_tables=tables)
-    plan = plan_step(batch, Topology(tp=2, dcp=2, block_size=4), V32, Budget(100))
+    sound = plan_step(Batch.from_lens([9], [9]), Topology(tp=2, dcp=2, block_size=4), V32, Budget(100))
+    plan = dataclasses.replace(sound, batch=Batch.from_lens([9], [9], block_tables=tables))
     with pytest.raises(PlanError, match=words):
         stored_keys(plan, plan.ranks[0], 1)
 

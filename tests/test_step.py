@@ -140,7 +140,7 @@ FIELD_CHANGES = [
     pytest.param({"query_lens": [1, 256]}, {"query_lens", "partition", "padded", "chunks", "collectives"}, id="shares"),
     pytest.param({"prompt_lens": [299, 640]}, {"prompt_lens"}, id="prompt_lens"),
     pytest.param({"req_ids": [0, 2]}, {"req_ids"}, id="req_ids"),
-    pytest.param({"block_tables": [[1], [3]]}, {"block_tables"}, id="block_tables"),
+    pytest.param({"block_tables": [[1, 2, 3], [4, 5, 6, 7, 8, 10]]}, {"block_tables"}, id="block_tables"),
     pytest.param({"topology": Topology(tp=2, pcp=2, dcp=2, block_size=128)}, {"topology"}, id="topology"),
     pytest.param({"model": load_model("glm-5")}, {"model", "collectives"}, id="model"),
     pytest.param({"budget": Budget(1 << 20, max_num_seqs=9)}, {"budget"}, id="budget"),
@@ -154,7 +154,7 @@ FIELD_CHANGES = [
 def test_a_change_shows_in_its_own_digest(change, fields):
     def digests(**changed):
         lens = {"seq_lens": [300, 640], "query_lens": [1, 512], "prompt_lens": [298, 640],
-                "req_ids": [0, 1], "block_tables": [[1], [2]]}  # fmt: skip
+                "req_ids": [0, 1], "block_tables": [[1, 2, 3], [4, 5, 6, 7, 8, 9]]}  # fmt: skip
         args = {"topology": Topology(tp=2, pcp=2, dcp=2), "model": V32, "budget": Budget(1 << 20)}
         options = {key: changed.get(key, value) for key, value in {"partition": "head_tail", "merge": "ag_rs"}.items()}
         batch = Batch.from_lens(**{key: changed.get(key, value) for key, value in lens.items()})
@@ -333,3 +333,18 @@ def test_latents_behind_the_last_whole_pool_are_gathered(seq_len, pools):
     (gather,) = plan.ranks[0].gathers[16]
     assert gather.num_keys * 16 >= seq_len
     assert gather.keys_per_rank == -(-pools // 2)
+
+
+def test_block_tables_reach_every_token():
+    lens = {"seq_lens": [9, 20], "query_lens": [1, 4], "prompt_lens": [8, 20]}
+    topology = Topology(tp=2, dcp=2, block_size=4)
+    budget = default_budget(V32)
+    plan_step(Batch.from_lens(**lens, block_tables=[[3, 4], [5, 6, 7]]), topology, V32, budget)
+    with pytest.raises(PlanError, match=r"request 1: seq_len 20 needs 3 blocks of 8 tokens .* has 2 columns"):
+        plan_step(Batch.from_lens(**lens, block_tables=[[3, 4], [5, 6]]), topology, V32, budget)
+    with pytest.raises(PlanError, match=r"request 0: block 1 of its block table is 0, the null block"):
+        plan_step(Batch.from_lens(**lens, block_tables=[[3, 0], [5, 6, 7]]), topology, V32, budget)
+
+
+def test_block_tables_of_requests_without_context_may_be_empty():
+    plan_step(Batch.from_lens([0], [0], block_tables=[[]]), Topology(), V32, default_budget(V32))

@@ -160,3 +160,9 @@ def test_a_topology_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Topology().tp = 2
     assert Topology(tp=2) == Topology(tp=2) != Topology(tp=4)
+
+
+def test_world_is_bounded():
+    assert Topology(tp=8, pcp=1 << 13).world_size == 1 << 16
+    with pytest.raises(ConfigError, match="world of 131072 ranks: worlds have at most 65536"):
+        Topology(tp=16, pcp=1 << 13)

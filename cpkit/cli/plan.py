@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         check_folder(args.save)
     settings = read_settings(args)
-    plan = settings.plan(read_batch(args), args.rank)
+    batch = read_batch(args)
+    _check_model_len(batch, args.max_model_len)
+    plan = settings.plan(batch, args.rank)
     if args.save:
         save_plan(plan, args.save)
     if args.json:
@@ -96,6 +98,13 @@ def read_batch(args: argparse.Namespace) -> "Batch":
         if query is None:
             query = [s - c for s, c in zip(seq, computed, strict=True)]
     return Batch.from_lens(seq, query, lens["prompt"])
+
+
+def _check_model_len(batch: "Batch", max_model_len: int | None) -> None:
+    """Refuse a request beyond a length that was asked for; the model's own limit is left to the engine."""
+    for req, seq_len in enumerate(batch.seq_lens.tolist()):
+        if max_model_len is not None and seq_len > max_model_len:
+            raise InputError(f"request {req}: seq_len={seq_len} is above --max-model-len {max_model_len}")
 
 
 def _check_lens(seq: list[int] | None, query: list[int] | None, computed: list[int]) -> None:

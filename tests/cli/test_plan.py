@@ -41,6 +41,11 @@ def test_two_of_three_lengths(capsys, argv):
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
+        pytest.param(
+            ["--seq-lens", "10", "--query-lens", "1", "--max-model-len", "9"],
+            "above --max-model-len 9",
+            id="longer-than-the-model",
+        ),
         pytest.param([], "no step to plan", id="nothing"),
         pytest.param(["--seq-lens", "10"], "no step to plan", id="one-of-three"),
         pytest.param(["--seq-lens", "10", "--query-lens", "1,7"], "--seq-lens has 1, --query-lens has 2", id="counts"),
