@@ -12,13 +12,13 @@ from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.errors import ConfigError, DesyncError, InputError, PlanError
 from cpkit.model import Model
-from cpkit.run_model import RUN_KINDS, run_model
+from cpkit.run.model import RUN_KINDS, run_model
 
 if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
     from cpkit.activations import Activations
     from cpkit.comm.launcher import Launch
-    from cpkit.run import RankReport
-    from cpkit.run_steps import RunSteps
+    from cpkit.run.execute import RankReport
+    from cpkit.run.steps import RunSteps
     from cpkit.settings import StepSettings
 
 FORMAT = "cpkit-run-1"
@@ -99,7 +99,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         default="exact",
         help="exact: no sum of it rounds, so selections are compared to the bit (default: %(default)s)",
     )
-    data.add_argument("--activations", metavar="FILE", help="read activations from .npz or .safetensors instead")
+    data.add_argument(
+        "--activations", metavar="FILE", help="read activations by request from .npz or .safetensors instead"
+    )
     data.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of data and samples (default: 0)")
     data.add_argument(
         "--verify", choices=("all", "sample", "none"), default="sample", help="rows to verify (default: %(default)s)"
@@ -138,7 +140,7 @@ def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings,
 
 def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps":
     from cpkit.batch import Batch
-    from cpkit.run_steps import batch_steps, prompt_steps, trace_steps
+    from cpkit.run.steps import batch_steps, named_by_request, prompt_steps, trace_steps
     from cpkit.workload.traces import read_trace
 
     given = [name for name in ("batch", "prompt_lens", "trace") if getattr(args, name) is not None]
@@ -148,14 +150,17 @@ def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps
         raise InputError("--decode-steps follows the prompts of --prompt-lens; a batch file or a trace has its own")
     if args.steps is not None and (args.steps < 1 or args.trace is None):
         raise InputError(f"--steps {args.steps}: at least 1, of a --trace")
+    if args.trace is not None and args.activations is not None:
+        raise InputError("--activations hold values by request, and requests of a trace share prefixes: generate them")
     if args.batch is not None:
-        return batch_steps(Batch.load(args.batch), settings, args.batch)
+        steps = batch_steps(Batch.load(args.batch), settings, args.batch)
+        return steps if args.activations is None else named_by_request(steps)
     if args.prompt_lens is not None:
         num_decodes = 4 if args.decode_steps is None else args.decode_steps
         return prompt_steps(args.prompt_lens, num_decodes, settings, args.seed)
     trace = read_trace(args.trace, seed=args.seed)
-    steps = 10 if args.steps is None else args.steps
-    return trace_steps(trace, settings, num_blocks=args.num_kv_blocks, max_steps=steps, seed=args.seed)
+    most = 10 if args.steps is None else args.steps
+    return trace_steps(trace, settings, num_blocks=args.num_kv_blocks, max_steps=most, seed=args.seed)
 
 
 def _read_activations(args: argparse.Namespace) -> "Activations":
@@ -174,11 +179,11 @@ def _execute(
     steps: "RunSteps",
     activations: "Activations",
 ) -> int:
-    from cpkit.run import RunOptions, run_steps
+    from cpkit.run.execute import RunOptions, execute
 
     options = RunOptions(args.comm, args.device, args.verify, args.seed, args.timeout)
     try:
-        rank, reports = run_steps(steps, settings, activations, options)
+        rank, reports = execute(steps, settings, activations, options)
     except (ConfigError, PlanError, InputError) as refused:
         raise type(refused)(f"rank {launch.rank}: {refused}" if launch.world_size > 1 else str(refused)) from refused
     except DesyncError as error:

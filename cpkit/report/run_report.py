@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from cpkit.report.table import count, indent, micros, plural, size, table
-from cpkit.run import RankReport
-from cpkit.run_steps import RunSteps
+from cpkit.run.execute import RankReport
+from cpkit.run.steps import RunSteps
+from cpkit.run.verify import BOUNDS, Findings
 from cpkit.settings import StepSettings
-from cpkit.verify import BOUNDS, Findings
 from cpkit.worker.caches import row_format
 from cpkit.worker.clock import STAGES
 

@@ -96,7 +96,7 @@ def test_rank_that_raises_is_named(capsys, monkeypatch):
         if comm.rank == 3:
             raise ValueError("planted")
 
-    monkeypatch.setattr("cpkit.run.check_plans_agree", fail)
+    monkeypatch.setattr("cpkit.run.execute.check_plans_agree", fail)
     assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2"]) == 1
     assert capsys.readouterr().err.startswith("cpkit run: error: rank 3 raised ValueError: planted\n")
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from cpkit.activations import Generated
-from cpkit.agreement import check_plans_agree
 from cpkit.batch import Batch
 from cpkit.comm.simulated import run_ranks
 from cpkit.errors import ConfigError, DesyncError, PlanError
 from cpkit.kernels.merge_lse import apply_sink
 from cpkit.oracle import Oracle
-from cpkit.verify import Verifier
+from cpkit.run.agreement import check_plans_agree
+from cpkit.run.verify import Verifier
 from cpkit.worker import heads, select
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.generated import TokenActivations

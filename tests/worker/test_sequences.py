@@ -8,8 +8,8 @@ import pytest
 from cpkit.activations import Generated
 from cpkit.batch import Batch
 from cpkit.report.run_report import total_findings
-from cpkit.run import RunOptions, run_steps
-from cpkit.run_steps import batch_steps, trace_steps
+from cpkit.run.execute import RunOptions, execute
+from cpkit.run.steps import batch_steps, trace_steps
 from cpkit.workload.request import Request, Trace
 from tests.worker.worlds import Case, findings
 
@@ -18,7 +18,7 @@ WORLDS = pytest.mark.parametrize("world", [ALONE, DCP, PCP, BOTH], ids=["alone",
 
 
 def verified(steps, case):
-    _, reports = run_steps(steps, case.settings, Generated(3), RunOptions(comm="sim", verify="all"))
+    _, reports = execute(steps, case.settings, Generated(3), RunOptions(comm="sim", verify="all"))
     found = total_findings(reports)
     assert found.first is None, str(found.first)
     return found

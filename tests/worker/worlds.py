@@ -6,9 +6,9 @@ from cpkit.activations import Generated
 from cpkit.budget import Budget
 from cpkit.model import load_model
 from cpkit.report.run_report import total_findings
-from cpkit.run import RunOptions, run_steps
-from cpkit.run_model import run_model
-from cpkit.run_steps import prompt_steps
+from cpkit.run.execute import RunOptions, execute
+from cpkit.run.model import run_model
+from cpkit.run.steps import prompt_steps
 from cpkit.settings import StepSettings
 from cpkit.topology import Topology, legal_dcp_sizes
 
@@ -71,7 +71,7 @@ class Case:
 def run(case, **options):
     """Reports of all ranks of a run on simulated ranks, every row verified."""
     options = RunOptions(**{"comm": "sim", "verify": "all", "timeout_s": 120} | options)
-    return run_steps(case.steps, case.settings, Generated(7, case.data), options)[1]
+    return execute(case.steps, case.settings, Generated(7, case.data), options)[1]
 
 
 def findings(case, **options):

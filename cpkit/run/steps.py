@@ -4,7 +4,7 @@ All come with block tables, and with what names their tokens, so that a prefix t
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -45,6 +45,20 @@ def batch_steps(batch: Batch, settings: StepSettings, name: str) -> RunSteps:
     names = {int(req): row.astype(np.int64) for req, row in zip(batch.req_ids, tables, strict=True)}
     pool = Pool(num_blocks=int(tables.max(initial=0)) + 1, max_blocks=max(tables.shape[1], 1))
     return RunSteps(name, (batch,), Content(virtual_block, names), pool, has_history=True)
+
+
+def named_by_request(steps: RunSteps) -> RunSteps:
+    """The same steps with every token named by its request, as activations of a file are.
+
+    Raises InputError where requests share a block, whose tokens then have no one name.
+    """
+    tables = steps.batches[0].block_tables
+    assert tables is not None, "steps have block tables"
+    ids, counts = np.unique(np.concatenate([np.unique(row) for row in tables]), return_counts=True)
+    shared = ids[(counts > 1) & (ids > 0)].tolist()
+    if shared:
+        raise InputError(f"{steps.name}: requests share blocks {shared[:8]}, but activations of a file are by request")
+    return replace(steps, content=Content(steps.content.virtual_block))
 
 
 def prompt_steps(prompt_lens: Sequence[int], num_decodes: int, settings: StepSettings, seed: int) -> RunSteps:

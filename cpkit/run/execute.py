@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from cpkit.activations import Activations
-from cpkit.agreement import check_plans_agree
 from cpkit.comm.base import Comm
 from cpkit.comm.connect import TIMEOUT_S, run_program
 from cpkit.errors import ConfigError
 from cpkit.oracle import Oracle
-from cpkit.run_steps import RunSteps
+from cpkit.run.agreement import check_plans_agree
+from cpkit.run.steps import RunSteps
+from cpkit.run.verify import MODES, Findings, Mismatch, Verifier
 from cpkit.settings import StepSettings
-from cpkit.verify import MODES, Findings, Mismatch, Verifier
 from cpkit.worker.clock import STAGES
 from cpkit.worker.generated import TokenActivations
 from cpkit.worker.history import write_history
@@ -72,7 +72,7 @@ class RankReport:
         return cls(**{**data, "findings": Findings(**findings)})
 
 
-def run_steps(
+def execute(
     steps: RunSteps, settings: StepSettings, activations: Activations, options: RunOptions
 ) -> tuple[int, list[RankReport]]:
     """Run and verify; returns the lowest rank of this process and the reports of all ranks, in rank order.

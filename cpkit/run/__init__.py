@@ -1,0 +1,1 @@
+"""Runs: which steps, of which layers, executed by all ranks of a comm, verified and told."""
