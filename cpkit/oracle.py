@@ -74,6 +74,8 @@ class Oracle:
         indexer = max((i for i in range(number + 1) if model.layers[i].runs_index), default=number)
         req_ids = torch.tensor([token.req_id for token in tokens], dtype=torch.int64)
         positions = torch.tensor([token.position for token in tokens], dtype=torch.int64)
+        for req_id in {token.req_id for token in tokens}:
+            self._make_ahead(layer, number, indexer, req_id, max(t.position for t in tokens if t.req_id == req_id) + 1)
         names = self.names(req_ids, positions)
         make, form, index = self.source.activations, row_format(layer), layer.index
         index_query = index_weights = None
@@ -109,11 +111,19 @@ class Oracle:
         with self._lock:
             kept = self._kept.get(place)
             if kept is None or len(kept) < num_keys:
-                # the next steps ask for a few more
-                most = num_keys + num_keys // 8 + 8
-                new = self._make(stream, layer, number, req_id, torch.arange(0 if kept is None else len(kept), most))
+                key = torch.arange(0 if kept is None else len(kept), num_keys)
+                new = self._make(stream, layer, number, req_id, key)
                 kept = self._kept[place] = new if kept is None else torch.cat([kept, new])
         return kept[:num_keys]
+
+    def _make_ahead(self, layer: Layer, number: int, indexer: int, req_id: int, num_tokens: int) -> None:
+        """Make all that the tokens of a request will ask for at once, rather than key by key."""
+        if layer.compress_ratio:
+            self.keys("latent", layer, number, req_id, num_tokens // layer.compress_ratio)
+        if layer.index:
+            self.keys("index_key", layer, indexer, req_id, num_tokens // layer.compress_ratio)
+        if layer.window_size:
+            self.keys("window", layer, number, req_id, num_tokens)
 
     def _make(self, stream: str, layer: Layer, number: int, req_id: int, key: torch.Tensor) -> torch.Tensor:
         last = key if stream == "window" else (key + 1) * layer.compress_ratio - 1

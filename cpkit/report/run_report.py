@@ -65,9 +65,8 @@ def _verified(settings: StepSettings, reports: Sequence[RankReport], mode: str) 
         return ["Verified  nothing (--verify none)"]
     findings = total_findings(reports)
     bounds = BOUNDS[row_format(settings.model.layers[0]).name]
-    verdict = "no mismatch" if not findings.num_mismatches else f"{plural(findings.num_mismatches, 'MISMATCH')[:-1]}"
-    if findings.num_mismatches:
-        verdict = f"{count(findings.num_mismatches)} of them DIFFER from the oracle"
+    differ = findings.num_mismatches
+    verdict = f"{count(differ)} of them DIFFER from the oracle" if differ else "no mismatch"
     rows = [
         ["rows (token, layer, rank)", f"{count(findings.rows)}, {mode}: {verdict}"],
         ["keys selected", count(findings.keys)],

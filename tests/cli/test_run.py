@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cpkit.batch import Batch
@@ -152,3 +153,34 @@ def test_help_needs_no_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "--prompt-lens" in done.stdout, done.stderr
+
+
+def test_activations_of_a_file_are_those_of_its_requests(capsys, tmp_path):
+    """What the generator makes of one request, written to a file: the same selections and outputs."""
+    torch = pytest.importorskip("torch")
+    from cpkit.activations import Generated
+
+    req, position = torch.zeros(7, dtype=torch.int64), torch.arange(7)
+    make, tokens = Generated(0), (req, position)
+    arrays = {
+        f"{stream}.0.0": make.heads(stream, 0, *tokens, dim, range(8)).float().numpy()
+        for stream, dim in (("query", 576), ("index_query", 128))
+    }
+    rows = {"index_weights": 8, "index_key": 128, "latent": 576, "hidden": 7168}
+    arrays |= {f"{stream}.0.0": make.rows(stream, 0, *tokens, dim).float().numpy() for stream, dim in rows.items()}
+    np.savez(tmp_path / "values.npz", **arrays)
+    argv = ["--prompt-lens", "6", "--decode-steps", "1", *SMALL, "-pcp", "2", "-dcp", "2"]
+    code, data = run_json(capsys, *argv, "--activations", str(tmp_path / "values.npz"))
+    generated = run_json(capsys, *argv)[1]
+    assert code == 0 and data["data"].endswith("values.npz")
+    for name in ("selections", "outputs"):
+        assert [rank[name] for rank in data["ranks"]] == [rank[name] for rank in generated["ranks"]]
+
+
+def test_activations_of_a_file_name_no_shared_tokens(capsys, tmp_path):
+    Batch.from_lens([70, 70], [6, 6], block_tables=[[1, 2], [1, 3]]).save(tmp_path / "step.json")
+    np.savez(tmp_path / "values.npz", **{"latent.0.0": np.zeros((1, 4))})
+    values = ["--activations", str(tmp_path / "values.npz")]
+    assert "requests share blocks [1]" in refusal(capsys, str(tmp_path / "step.json"), *values)
+    assert "requests of a trace share prefixes" in refusal(capsys, "--trace", str(TRACE), *values)
+    assert "no array" in refusal(capsys, *PROMPTS, *values)

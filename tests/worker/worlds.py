@@ -46,7 +46,7 @@ class Case:
     @property
     def settings(self):
         topology = Topology(**self.world, interleave=self.interleave, block_size=BLOCK[self.kind])
-        limits = {"workspace_tokens": 1000, "max_num_batched_tokens": 256, "max_num_seqs": 8} | self.budget
+        limits = {"workspace_tokens": 4096, "max_num_batched_tokens": 256, "max_num_seqs": 8} | self.budget
         return StepSettings(topology, self.model, Budget(**limits), self.partition, self.merge, self.shard)
 
     @property
