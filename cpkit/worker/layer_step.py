@@ -28,8 +28,8 @@ from cpkit.worker.select import IndexQueries, Selector, all_keys, chunk_sets, qu
 class LayerResult:
     """What a rank has of its own query tokens and own heads after a step of a layer.
 
-    out: [tokens, heads, values] fp32. lse: [tokens, heads] fp32 without the sink; NaN where the rank never learns it:
-    under PCP + DCP a2a tells a rank the LSE of 1/dcp of the merged heads.
+    out: [tokens, heads, values] fp32. lse: [tokens, heads] fp32 without the sink; NaN where another PCP rank merged the
+    head: its output alone travels.
     selection: [tokens, k] int64, positions of the keys attended, -1 for none; None for layers of a window alone.
     """
 
@@ -67,12 +67,14 @@ def run_layer_step(
 def _blank(
     places: Places, state: LayerState, inputs: LayerInputs, earlier: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs of no keys, and the selection as far as it is known: nothing, an earlier layer's, or all keys."""
+    """Outputs of no keys, and the selection as far as it is known: empty, an earlier layer's, or all keys."""
     layer, q = state.layer, inputs.q
     out = q.new_zeros(*q.shape[:2], layer.value_dim or layer.window_dim, dtype=torch.float32)
     lse = q.new_full(q.shape[:2], float("-inf"), dtype=torch.float32)
+    if not layer.compress_ratio:
+        return out, lse, torch.empty(len(q), 0, dtype=torch.int64, device=q.device)
     if layer.index is None:
-        visible = (places.position + 1) // max(layer.compress_ratio, 1)
+        visible = (places.position + 1) // layer.compress_ratio
         return out, lse, all_keys(torch.tensor(visible, device=q.device))
     if layer.runs_index:
         return out, lse, torch.full((len(q), layer.index.topk), -1, dtype=torch.int64, device=q.device)

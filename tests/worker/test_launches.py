@@ -66,6 +66,39 @@ def test_script_runs_what_the_simulation_runs(script, simulated, tmp_path):
     assert report["findings"]["rows"] == simulated["findings"]["rows"]
 
 
+@pytest.mark.slow
+def test_slurm_script_starts_what_srun_would(simulated, tmp_path):
+    """srun and scontrol are played by two small scripts: four tasks on one node."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\necho other\n")
+    (tmp_path / "srun").write_text(
+        """#!/usr/bin/env bash
+[[ $1 == --kill-on-bad-exit=1 ]] || exit 9
+shift
+for rank in 0 1 2 3; do
+    SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=$rank "$@" & tasks+=($!)
+done
+for task in "${tasks[@]}"; do wait "$task" || exit; done
+"""
+    )
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).chmod(0o755)
+    port = next(port for port in range(20000, 40000, 7) if is_free(port))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    report = tmp_path / "report.json"
+    job = start(
+        "slurm.sbatch", *RUN, "--json", report, PATH=path, SLURM_JOB_ID=str(port - 20000), SLURM_JOB_NODELIST="n[0-1]"
+    )
+    out, err = job.communicate(timeout=200)
+    assert job.returncode == 0, err
+    assert "all: no mismatch" in out
+    assert digests(json.loads(report.read_text())) == digests(simulated)
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 def ranks_of(job):
     """Process ids of the ranks below a launcher, by number."""
     found = {}
