@@ -20,7 +20,7 @@ from cpkit.errors import PlanError
 from cpkit.kernels.key_ranges import key_ranges_gathered, key_ranges_local, key_rows
 from cpkit.planner.chunks import Chunk, split_chunks, widen
 from cpkit.planner.gather import GatherPlan, plan_gather
-from cpkit.planner.interleave import largest_shard, local_lens
+from cpkit.planner.interleave import keys_a_turn, largest_shard, local_lens
 from cpkit.planner.order import request_row_bounds
 from cpkit.planner.slots import as_int32
 
@@ -73,7 +73,7 @@ class PrefillStage:
     @property
     def turn(self) -> int:
         """Keys that a DCP rank keeps in a row."""
-        return self.shard.interleave // self.compress_ratio if self.shard.dcp_size > 1 else 1
+        return keys_a_turn(self.shard.interleave, self.compress_ratio, self.shard.dcp_size)
 
     def build(self, batch: RankBatch, num_decodes: int, block_tables: torch.Tensor) -> IndexerPrefill:
         """Chunks of the rows from num_decodes on; block_tables: [num_rows, width] int32, in cache blocks."""

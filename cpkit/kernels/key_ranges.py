@@ -23,6 +23,7 @@ import torch
 from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
 from cpkit.kernels.dcp_local_lens import dcp_local_lens_reference
 from cpkit.kernels.token_to_req import find_positions, find_rows
+from cpkit.planner.interleave import keys_a_turn
 from cpkit.planner.state_slots import check_states_whole
 
 Span = tuple[int, int]
@@ -93,7 +94,7 @@ def key_ranges_local_reference(
     shard = {
         "dcp_size": dcp_size,
         "dcp_rank": dcp_rank,
-        "interleave": interleave // compress_ratio if dcp_size > 1 else 1,
+        "interleave": keys_a_turn(interleave, compress_ratio, dcp_size),
     }
     start = region_start[row]
     if span is None:

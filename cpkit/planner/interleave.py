@@ -1,7 +1,7 @@
 """DCP placement: which rank stores which KV position, and where in its shard.
 
 Positions are dealt to the ranks in turns of `interleave`; a turn of every rank is a round. Over compressed states (one
-per c tokens) the same rules hold with positions and lengths counted in states and interleave // c.
+per c tokens) the same rules hold with positions and lengths counted in states, and turns in keys_a_turn.
 """
 
 from typing import TypeVar
@@ -45,6 +45,14 @@ def local_lens(lens: IntArray, rank: int | IntArray, dcp_size: int, interleave: 
     rest = lens - rounds * round_len - rank * interleave
     held: IntArray = rounds * interleave + np.minimum(np.maximum(rest, 0), interleave)
     return held
+
+
+def keys_a_turn(interleave: int, compress_ratio: int, dcp_size: int) -> int:
+    """Keys that a rank keeps before the next rank's turn: interleave counted in keys of compress_ratio tokens.
+
+    interleave=64, compress_ratio=4: 16. One rank alone (dcp_size=1) has no turns, and any interleave is 1.
+    """
+    return interleave // compress_ratio if dcp_size > 1 else 1
 
 
 def largest_shard(lens: Ints, dcp_size: int, interleave: int) -> Ints:

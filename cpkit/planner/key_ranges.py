@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cpkit.arrays import IntArray, prefix_sum
-from cpkit.planner.interleave import local_lens
+from cpkit.planner.interleave import keys_a_turn, local_lens
 from cpkit.planner.state_slots import check_states_whole
 
 Span = tuple[int, int]
@@ -73,7 +73,7 @@ def key_ranges_local(
     Raises ConfigError if a state would span two ranks.
     """
     check_states_whole(compress_ratio, dcp_size, interleave)
-    turn = interleave // compress_ratio if dcp_size > 1 else 1
+    turn = keys_a_turn(interleave, compress_ratio, dcp_size)
     seen = (positions + 1) // compress_ratio
     if span is not None:
         seen = np.clip(seen, *span)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from cpkit.arrays import IntArray, freeze
-from cpkit.planner.interleave import largest_shard, local_lens
+from cpkit.planner.interleave import keys_a_turn, largest_shard, local_lens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shards:
     """Keys of each request's context, and of its shards, for one compress ratio.
 
-    compress_ratio: tokens per key; dcp_size, interleave: interleave counts keys here (tokens // compress_ratio).
+    compress_ratio: tokens per key; dcp_size, interleave: interleave counts keys here, 1 without DCP.
     num_keys: [num_reqs] int64, keys of the whole context, this step's included.
     shard_keys: [num_reqs] int64, keys of the largest shard, which every rank pads its own to.
     """
@@ -29,5 +29,5 @@ class Shards:
 def shard_kv(seq_lens: IntArray, compress_ratio: int, *, dcp_size: int, interleave: int) -> Shards:
     """Shards of contexts of seq_lens tokens ([num_reqs] int64); interleave in tokens, a multiple of compress_ratio."""
     num_keys = seq_lens // compress_ratio if compress_ratio > 1 else seq_lens
-    turn = max(1, interleave // compress_ratio)
+    turn = keys_a_turn(interleave, compress_ratio, dcp_size)
     return Shards(compress_ratio, dcp_size, turn, freeze(num_keys), freeze(largest_shard(num_keys, dcp_size, turn)))
