@@ -19,7 +19,7 @@ from cpkit.planner.chunks import Chunk, split_chunks, widen
 from cpkit.planner.collectives import StepCollectives, StepShape, list_collectives
 from cpkit.planner.gather import GatherPlan, plan_gather
 from cpkit.planner.order import request_row_bounds
-from cpkit.planner.partition import REPLICATED, STRATEGIES, Partition, partition_queries
+from cpkit.planner.partition import STRATEGIES, Partition, partition_queries
 from cpkit.planner.rows import Rows, rank_rows
 from cpkit.planner.shard import Shards, shard_kv
 from cpkit.planner.slots import NULL_BLOCK
@@ -235,7 +235,7 @@ class _Stage:
             context_keys,
             workspace_keys=self.budget.workspace_keys(ratio),
             max_logits=self.budget.logits,
-            span_unit=dcp * turn if dcp > 1 else 1,
+            span_unit=dcp * turn,
         )
         return tuple(chunk for chunk in widen(chunks, bounds) if chunk.num_keys)
 
@@ -263,11 +263,10 @@ class _Stage:
 
     def shape(self, lead: RankPlan) -> StepShape:
         """Sizes that the collectives follow from. Under DCP every rank has the lead's decode rows and chunks."""
-        stays = ~self.batch.is_prefilling & (self.queries.mode == REPLICATED)
         padded = self.queries.padded
         return StepShape(
             padded=padded,
-            padded_kv=padded - int(self.batch.query_lens[stays].sum()),
+            padded_kv=padded - self.queries.num_known(self.batch.is_prefilling),
             num_tokens=self.batch.num_tokens,
             num_decode_tokens=lead.rows.num_decode_tokens if self.topology.dcp > 1 else 0,
             chunks=lead.chunks,

@@ -73,6 +73,15 @@ class Partition:
         """Query tokens of the fullest rank, which every rank pads to."""
         return int(self.num_tokens.max())
 
+    def num_known(self, is_prefilling: BoolArray) -> int:
+        """Query tokens that all ranks compute first and alike, replicated decodes: their KV need not travel.
+
+        is_prefilling: [num_reqs]. With one rank nothing travels, and none count.
+        """
+        if self.pcp_size == 1:
+            return 0
+        return int(self.query_lens[self.replicated & ~is_prefilling].sum())
+
     def largest_share(self) -> IntArray:
         """[num_reqs] int64, the most query tokens of a request that any one rank computes."""
         share = self.query_lens.copy()

@@ -211,6 +211,24 @@ def test_plan_arrays_are_frozen_copies():
         partition.num_tokens[0] = 1
 
 
+@pytest.mark.parametrize(
+    ("query_lens", "prefilling", "options", "known"),
+    [
+        pytest.param([2, 3, 9, 1], [False, False, True, False], {"dcp_size": 2}, [0, 0, 1, 1, 1, 3], id="decodes"),
+        pytest.param([2, 1], [False, True], {"pcp_size": 4, "dcp_size": 4}, [0, 0], id="short-prefill-travels"),
+        pytest.param([2, 3], [False, False], {}, [], id="dealt-out"),
+        pytest.param([2, 3], [False, False], {"pcp_size": 1}, [], id="one-rank"),
+        pytest.param([0, 5], [False, True], {"dcp_size": 2}, [], id="none"),
+    ],
+)
+def test_known_tokens_come_first_on_every_rank(query_lens, prefilling, options, known):
+    partition = cut(query_lens, prefilling, **options)
+    assert partition.num_known(np.array(prefilling)) == len(known)
+    for rank in range(partition.pcp_size):
+        reqs = [req for req, tokens, _ in rows_of(partition, rank) for _ in tokens]
+        assert reqs[: len(known)] == known
+
+
 def test_unknown_strategy_names_the_choices():
     with pytest.raises(
         ConfigError, match="partition 'zigzag': use one of head_tail, head_tail_even, contiguous, round"
