@@ -3,6 +3,8 @@
 import torch
 
 from cpkit.errors import PlanError
+from cpkit.kernels.dcp_local_lens import join_position
+from cpkit.kernels.merge_lse import merge_lse
 
 
 def pack_dcp_topk(
@@ -22,8 +24,7 @@ def pack_dcp_topk(
     local = local_topk.clamp(min=0).to(torch.int64)
     column = local if row_starts is None else local + row_starts.to(torch.int64)[:, None]
     scores = local_logits.to(torch.float32).gather(1, torch.where(kept, column, 0))
-    turn = torch.div(local, cp_kv_cache_interleave_size, rounding_mode="floor")
-    ids = (turn * dcp_world_size + dcp_rank) * cp_kv_cache_interleave_size + local % cp_kv_cache_interleave_size
+    ids = join_position(dcp_rank, local, dcp_world_size, cp_kv_cache_interleave_size)
     return scores.masked_fill(~kept, float("-inf")), ids.masked_fill(~kept, -1).to(torch.float32)
 
 
@@ -43,20 +44,12 @@ def merge_dcp_topk_global(packed_scores: torch.Tensor, packed_ids: torch.Tensor,
 def lse_weighted_combine(
     outputs: torch.Tensor, lses: torch.Tensor, is_lse_base_on_e: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One output [tokens, heads, dim] and LSE [tokens, heads] from shards [N, ...]; log base e, or 2.
+    """One output [tokens, heads, dim] and LSE [tokens, heads], fp32, from those of shards [N, ...]; log base e, or 2.
 
     An LSE of nan or either infinity marks an empty shard, whose output may hold anything; only empty shards give output
     0 and LSE -inf.
     """
-    exp, log = (torch.exp, torch.log) if is_lse_base_on_e else (torch.exp2, torch.log2)
-    held = torch.isfinite(lses)
-    lses = lses.masked_fill(~held, float("-inf"))
-    top = lses.amax(0)
-    top = top.masked_fill(torch.isinf(top), 0.0)
-    weights = exp(lses - top)
-    total = weights.sum(0)
-    mixed = (torch.where(held[..., None], outputs, 0.0) * weights[..., None]).sum(0)
-    return mixed / total.masked_fill(total == 0, 1.0)[..., None], top + log(total)
+    return merge_lse(outputs.float().contiguous(), lses.float().contiguous(), base="e" if is_lse_base_on_e else "2")
 
 
 def mask_dcp_empty_shards(

@@ -17,6 +17,7 @@ import torch
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import check_backend
 from cpkit.kernels.checks import INTS, check_positive, check_shard, check_tensor
+from cpkit.kernels.dcp_local_lens import join_position
 from cpkit.kernels.paged_rows import bytes_as
 from cpkit.planner.slots import PAD
 
@@ -75,12 +76,6 @@ def local_candidates(
         interleave=interleave,
         first_key=first_key,
     )
-
-
-def join_position(owner: int, local: torch.Tensor, dcp_size: int, interleave: int) -> torch.Tensor:
-    """Positions of a rank's local indices; cpkit.planner.interleave.join_position on the device."""
-    turn = local // interleave
-    return (turn * dcp_size + owner) * interleave + local - turn * interleave
 
 
 def pack_candidates(scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

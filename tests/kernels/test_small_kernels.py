@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpkit.errors import PlanError
-from cpkit.kernels.dcp_local_lens import dcp_local_lens
+from cpkit.kernels.dcp_local_lens import dcp_local_lens, join_position, split_position
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.gather_lens import gather_lens
 from cpkit.kernels.position_slots import compact_slots, gathered_slots, shard_slots
@@ -37,6 +37,15 @@ def test_dcp_local_lens(dcp_size, interleave, dtype):
     same = torch.tensor([16_000_000_001])
     dcp_local_lens(same, dcp_size=2, dcp_rank=0, interleave=1, out=same)
     assert same.tolist() == [8_000_000_001]
+
+
+@pytest.mark.parametrize(("dcp_size", "interleave"), WORLDS)
+def test_positions_to_their_owners_and_back(dcp_size, interleave):
+    owner, local = split_position(torch.arange(200), dcp_size, interleave)
+    for rank, hand in enumerate(oracles.deal(200, dcp_size, interleave)):
+        assert (owner == rank).nonzero()[:, 0].tolist() == hand
+        assert local[hand].tolist() == list(range(len(hand)))
+        assert join_position(rank, torch.arange(len(hand)), dcp_size, interleave).tolist() == hand
 
 
 def test_dcp_local_lens_refusals():
