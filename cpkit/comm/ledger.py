@@ -22,29 +22,24 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Collectives of one kind since the start, and the bytes that this rank put in."""
+    """Collectives of one kind over some steps, and the bytes that this rank put in."""
 
     calls: int
     bytes: int
 
 
 class Ledger:
-    """Collectives of one rank in the order issued.
+    """Collectives of one rank in the order issued, taken once a step or layer.
 
-    A call counts if it can move data: a group of one rank, an empty tensor and a barrier do not. Totals run on from
-    step to step, by (op, group, what); the list itself is taken once a step.
+    A call counts if it can move data: a group of one rank, an empty tensor and a barrier do not.
     """
 
     def __init__(self) -> None:
         self._issued: list[Issued] = []
-        self.totals: dict[tuple[str, str, str], Total] = {}
 
     def add(self, entry: Issued) -> None:
         """Count one collective."""
         self._issued.append(entry)
-        key = entry.op, entry.group, entry.what
-        before = self.totals.get(key, Total(0, 0))
-        self.totals[key] = Total(before.calls + 1, before.bytes + entry.bytes)
 
     def take(self) -> tuple[Issued, ...]:
         """What was issued since the last take."""
