@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install 'cpkit[mpi]'")
 
-ROOT = Path(__file__).parents[2]
+from tests.worker.test_jobs import COMMANDS, ROOT
+
 WORLD = ["-tp", "2", "-pcp", "2", "-dcp", "4", "--heads", "8"]
 RUN = ["--prompt-lens", "30,5", "--decode-steps", "1", *WORLD, "--verify", "all"]
 LONG = ["--prompt-lens", "4000,4000", "--decode-steps", "400", *WORLD, "--verify", "none"]
@@ -136,6 +137,17 @@ def test_killed_rank_ends_the_job(script):
     assert job.returncode != 0
     assert any(words in err for words in ("rank 2", "local_rank: 2", "rank      : 2")), err[-2000:]
     assert ranks_of(name) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comm", ["gloo", "mpi"])
+def test_rank_that_raises_is_told_first(comm):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*COMMANDS[comm], "tests.worker.failing", *RUN]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    told = [line for line in done.stderr.splitlines() if line.strip() and "OMP_NUM_THREADS" not in line]
+    assert told[0] in ("cpkit run: error: rank 2 raised ValueError: planted", "rank 2: ValueError: planted"), told[:5]
 
 
 @pytest.mark.slow
