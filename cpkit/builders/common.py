@@ -75,8 +75,8 @@ class RankBatch:
     row_stride: [num_rows] int32 on the device, positions from one token of a row to the next; None: 1.
     Under PCP: req [num_rows] int64, request of each row, None for a dummy batch, whose rows are requests of their own.
         With DCP also max_shard_lens, largest_shares: [num_rows] int64, of the row's whole request: tokens of its
-        largest DCP shard, and the most query tokens any PCP rank has of it; and writes_kv: [tokens of this rank's
-        segment] bool on the device, this copy of the token writes its KV.
+        largest DCP shard, and the most query tokens any PCP rank has of it; and writes_kv: [padded tokens] bool on the
+        device, this rank's copy of the token writes its KV.
     replay_start: [num_rows] int32 on the device, first position the window cache still has, or None.
     """
 

@@ -95,6 +95,11 @@ class SlotStage:
                 "compressed keys under PCP + DCP without writes_kv: a token's own slot is -1 on all ranks but its "
                 "owner, so it cannot tell which copy of a token writes"
             )
+        if len(batch.writes_kv) != len(out):
+            raise PlanError(
+                f"writes_kv has {len(batch.writes_kv)} entries for a segment of {len(out)} tokens: one a token, "
+                "padding (which writes nothing) included"
+            )
         self._compress(packed_compressed_slots, batch.writes_kv, batch, block_tables, out)
 
     def _compress(

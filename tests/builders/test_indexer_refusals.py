@@ -102,6 +102,9 @@ def test_gathered_slots_have_a_segment_a_rank():
     both = builder(shard=Shard(pcp_size=2, dcp_size=2, interleave=2), compress_ratio=2, comm=Comm())
     with pytest.raises(PlanError, match="without writes_kv"):
         both.build(rank_batch([1], [2], [[7]], [0, 0], num_tokens=1, is_prefilling=[True]))
+    step = rank_batch([2], [2], [[7]], [0] * 6, num_tokens=2, is_prefilling=[True])
+    with pytest.raises(PlanError, match="writes_kv has 2 entries for a segment of 3 tokens"):
+        both.build(replace(step, writes_kv=torch.tensor([True, True])))
 
 
 @pytest.mark.parametrize(
