@@ -170,9 +170,14 @@ class Batch:
     def load(cls, path: Path | str) -> "Batch":
         """Read a batch file; raises InputError that names the file."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            like = '{"seq_lens": [10, 9], "query_lens": [1, 7]}'
+            raise InputError(f"{path}: not JSON ({error}): a batch file is like {like}") from error
+        try:
+            return cls.from_json(data)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: {error}") from error
 

@@ -1,6 +1,7 @@
 """argparse as this command line uses it: errors on one line, no guessing of abbreviated flags."""
 
 import argparse
+import difflib
 import math
 from typing import Any, NoReturn
 
@@ -14,6 +15,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, "allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse here what this command does not know: argparse leaves it to `cpkit`, which lists no flag."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}")
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong on one line of stderr and exit."""

@@ -43,7 +43,10 @@ def test_version():
     ("argv", "reason"),
     [
         pytest.param([], "the following arguments are required: COMMAND", id="no-command"),
-        pytest.param(["plan", "--no-such-flag"], "--no-such-flag", id="unknown-flag"),
+        pytest.param(["plan", "--xyz"], "plan: error: unrecognized arguments: --xyz (see", id="unknown-flag"),
+        pytest.param(
+            ["plan", "--seq-len=10"], "--seq-len=10; did you mean --seq-lens? (see cpkit plan", id="near-flag"
+        ),
         pytest.param(["plan", *STEP, "-tp", "2", "-dcp", "3"], "dcp=3 with tp=2 pcp=1", id="illegal-topology"),
         pytest.param(["plan", "missing.json"], "missing.json: No such file", id="missing-batch"),
         pytest.param(["simulate", "missing.csv"], "missing.csv: No such file", id="missing-trace"),
