@@ -7,6 +7,7 @@
 # MPIRUN names the launcher with its own flags, for instance:
 #   MPIRUN="mpirun --hostfile hosts --map-by ppr:8:node" launch/mpirun.sh 16 ...
 #   MPIRUN="mpirun --oversubscribe" launch/mpirun.sh 4 ...           more ranks than cores (Open MPI)
+#   MPIRUN="mpirun --allow-run-as-root" launch/mpirun.sh 4 ...       as root, in a container (Open MPI)
 # Tensors travel through host memory, also with --device cuda.
 set -euo pipefail
 
