@@ -19,9 +19,9 @@ from cpkit.kernels.backends import check_backend
 from cpkit.kernels.checks import INTS, check_positive, check_shard, check_tensor
 from cpkit.kernels.dcp_local_lens import join_position
 from cpkit.kernels.paged_rows import bytes_as
+from cpkit.planner.collectives import CANDIDATE_BYTES
 from cpkit.planner.slots import PAD
 
-CANDIDATE_BYTES = 12
 SCORE_BYTES = 4
 LAST_POSITION = torch.iinfo(torch.int64).max
 

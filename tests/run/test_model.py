@@ -34,3 +34,15 @@ def test_refusals():
         run_model(load_model("deepseek-v3.2"), "swa", None)
     with pytest.raises(ConfigError, match="0 heads"):
         run_model(load_model("deepseek-v3.2"), None, 0)
+
+
+def test_names_that_modules_without_torch_repeat():
+    """The command line offers them without loading torch; what runs has the last word."""
+    pytest.importorskip("torch")
+    from cpkit.cli.run import COMMS
+    from cpkit.comm.connect import KINDS as COMM_KINDS
+    from cpkit.run.model import RUN_KINDS
+    from cpkit.worker.caches import KINDS as CACHE_KINDS
+
+    assert set(RUN_KINDS) == set(CACHE_KINDS)
+    assert COMMS == COMM_KINDS
