@@ -187,10 +187,12 @@ class _World:
     def raise_failure(self) -> None:
         """Raise what went wrong, if anything did."""
         with self._lock:
-            if self._error is not None:
+            if isinstance(self._error, Exception):
                 self._error.add_note(f"{self._failure}\nthe other {self.topology.world_size - 1} ranks were released")
                 raise self._error
-            self._raise_if_failed()
+            if self._failure:
+                # a rank's SystemExit must not end the caller with that rank's exit code, which may be 0
+                raise DesyncError(self._failure) from self._error
 
     def _take_seat(self, rank: int, group: Group, call: Call, tensor: torch.Tensor) -> _Meeting:
         self._last_entry = time.monotonic()

@@ -237,6 +237,16 @@ def test_an_error_comes_first_and_releases_the_others():
     assert seconds < 10
 
 
+def test_a_rank_that_exits_fails_the_run():
+    def program(comm):
+        if comm.rank == 1:
+            raise SystemExit(0)
+        comm.barrier("world")
+
+    with pytest.raises(DesyncError, match=r"^rank 1 raised SystemExit: 0$"):
+        run_ranks(Topology(tp=2), program)
+
+
 def test_a_rank_that_never_comes():
     release = threading.Event()
 
