@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import cpkit
-from cpkit.cli import plan, run, simulate
+from cpkit.cli import check, plan, record, run, simulate
 from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
 from cpkit.cli.output import open_closed_streams, silence
 from cpkit.cli.parser import Parser
@@ -74,4 +74,6 @@ def make_parser() -> Parser:
     plan.add_command(commands)
     simulate.add_command(commands)
     run.add_command(commands)
+    record.add_command(commands)
+    check.add_command(commands)
     return parser
