@@ -11,6 +11,7 @@ the rows of its own tokens.
 """
 
 import json
+import math
 import mmap
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -86,7 +87,7 @@ class Loaded:
         return out
 
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile)
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile)
 """What the readers raise on a file that is not of its kind, or cut off."""
 
 
@@ -127,7 +128,12 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 f"{path}: array {name!r} is {entry['dtype']}: it must be one of {', '.join(SAFETENSORS_DTYPES)}"
             )
         dtype, (first, last), shape = SAFETENSORS_DTYPES[entry["dtype"]], entry["data_offsets"], entry["shape"]
-        size = (last - first) // dtype.itemsize
+        size = math.prod(shape)
+        if min([first, *shape]) < 0 or last - first != size * dtype.itemsize or start + last > len(memory):
+            raise InputError(
+                f"{path}: array {name!r} is {shape} of {entry['dtype']} at bytes {first} to {last} of "
+                f"{len(memory) - start}: a place holds the array exactly and lies in the file; write the file anew"
+            )
         flat = torch.frombuffer(memory, dtype=dtype, count=size, offset=start + first) if size else torch.empty(0)
         yield name, flat.view(shape)
 

@@ -93,12 +93,16 @@ def entry(**change):
     ("name", "content", "words"),
     [
         pytest.param("a.npz", b"not a zip file", "not a readable .npz", id="npz-garbage"),
+        pytest.param("a.npz", b"", "not a readable .npz", id="npz-empty"),
         pytest.param("a.safetensors", b"", "not a readable .safetensors", id="empty"),
         pytest.param("a.safetensors", struct.pack("<Q", 2) + b"[]", "not a readable", id="header-is-a-list"),
         pytest.param("a.safetensors", struct.pack("<Q", 99) + b"{", "not a readable", id="cut-off"),
         pytest.param("a.safetensors", entry(dtype="I64"), "'latent.0.0' is I64", id="whole-numbers"),
-        pytest.param("a.safetensors", entry(shape=[3, 2]), "not a readable", id="shape-is-not-its-bytes"),
-        pytest.param("a.safetensors", entry(data_offsets=[0, 800]), "not a readable", id="past-the-end"),
+        pytest.param("a.safetensors", entry(shape=[3, 2]), "bytes 0 to 8 of 8", id="shape-is-not-its-bytes"),
+        pytest.param("a.safetensors", entry(shape=[1, -1]), "bytes 0 to 8 of 8", id="negative-shape"),
+        pytest.param("a.safetensors", entry(data_offsets=[0, 7]), "bytes 0 to 7 of 8", id="bytes-missing"),
+        pytest.param("a.safetensors", entry(data_offsets=[-8, 0]), "bytes -8 to 0 of 8", id="in-the-header"),
+        pytest.param("a.safetensors", entry(data_offsets=[8, 16]), "bytes 8 to 16 of 8", id="past-the-end"),
         pytest.param("a.pt", b"", r"\.npz or \.safetensors", id="other-kind"),
     ],
 )
