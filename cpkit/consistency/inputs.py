@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cpkit.comm.call import spell_ranks
 from cpkit.consistency.flight import read_dump
 from cpkit.consistency.history import History
 from cpkit.consistency.record_log import read_log
 from cpkit.errors import InputError
 from cpkit.saved_plan import SavedPlan, load_plan
+from cpkit.topology import MAX_WORLD
 
 _NPZ, _PICKLE, _JSON = b"PK", b"\x80", b"{"
 _LOG = b'{"format": "cpkit-record'
@@ -30,9 +32,9 @@ class Inputs:
         """Ranks of runs that no file was found of."""
         lines = []
         for run, histories in self.runs.items():
-            for rank in range(_world(histories.values())):
-                if rank not in histories:
-                    lines.append(f"run {run}: no file of rank {rank}")
+            missing = [rank for rank in range(_world(histories.values())) if rank not in histories]
+            if missing:
+                lines.append(f"run {run}: no file of {spell_ranks(missing)}")
         return lines
 
 
@@ -70,6 +72,8 @@ def _read(path: Path, found: Inputs) -> None:
 
 def _add(history: History, remarks: list[str], found: Inputs) -> None:
     found.remarks += remarks
+    if (world := _world([history])) > MAX_WORLD:
+        raise InputError(f"{history.source}: it tells of rank {world - 1}; worlds have at most {MAX_WORLD} ranks")
     ranks = found.runs.setdefault(history.run, {})
     if history.rank in ranks:
         other = ranks[history.rank].source

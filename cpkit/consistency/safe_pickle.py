@@ -6,6 +6,7 @@ can be looked up: dicts, lists, tuples, strings and numbers come through, and an
 
 import io
 import pickle
+import pickletools
 from typing import Any, NoReturn
 
 from cpkit.errors import InputError
@@ -22,6 +23,9 @@ class _PlainUnpickler(pickle.Unpickler):
 def load_plain(data: bytes) -> Any:
     """The value of a pickle of plain data; raises InputError for any other, with the name that it asked for."""
     try:
+        for opcode, argument, _ in pickletools.genops(data):  # the unpickler makes room up to the number it is given
+            if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
+                raise InputError(f"the pickle numbers more objects ({argument}) than it has bytes")
         return _PlainUnpickler(io.BytesIO(data)).load()
     except InputError:
         raise

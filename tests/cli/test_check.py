@@ -93,6 +93,13 @@ def test_two_logs_of_one_rank(tmp_path, capsys):
     assert code == 2 and "rank 1 of run r is in" in text
 
 
+def test_a_world_that_cannot_be_is_bad_input(tmp_path, capsys):
+    logs = write_logs(tmp_path / "logs", LOOP, LOOP)
+    (logs / "far.jsonl").write_text(log_text(10**9, LOOP))
+    code, text = run(capsys, logs)
+    assert code == 2 and "it tells of rank 1000000000; worlds have at most 65536 ranks" in text
+
+
 class Runs:
     def __init__(self, path):
         self.path = path

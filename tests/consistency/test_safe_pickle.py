@@ -48,6 +48,8 @@ def test_a_call_is_refused_unrun(tmp_path, protocol):
         pytest.param(pickle.dumps([1] * 99)[:-9], id="cut-off"),
         pytest.param(b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.", id="huge-frame"),
         pytest.param(bytes(range(256)), id="noise"),
+        pytest.param(b"\x80\x02]r\xff\xff\xff\x7f.", id="memo-of-gigabytes"),
+        pytest.param(b"]p9999999999\n.", id="memo-of-gigabytes-as-text"),
     ],
 )
 def test_all_else_is_refused(data):
