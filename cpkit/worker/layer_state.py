@@ -1,6 +1,6 @@
 """What a rank keeps of one layer from step to step: its caches, and the builders of its metadata."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -57,6 +57,8 @@ class _SlotComm:
 def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm) -> LayerState:
     """Fresh caches and builders; raises ConfigError for a layer that the program cannot run."""
     topology, budget = settings.topology, settings.budget
+    if topology.pcp > 1:  # builders count rows, and head_tail gives a rank two rows of a request
+        budget = replace(budget, max_num_seqs=2 * budget.max_num_seqs)
     indexer = swa = None
     if layer.compress_ratio:
         config = IndexerConfig(

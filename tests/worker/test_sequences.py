@@ -55,6 +55,15 @@ def test_key_spans_of_all_states(world):
     assert findings(case, verify="sample").rows
 
 
+@pytest.mark.parametrize("kind", ["dsa", "swa"])
+@pytest.mark.parametrize("world", [PCP, BOTH], ids=["pcp", "pcp-dcp"])
+def test_as_many_prompts_as_a_step_holds(kind, world):
+    """A rank has two rows of each prompt, and max_num_seqs counts prompts."""
+    case = Case(kind, 16, world, prompts=(20, 9), decodes=1, budget={"max_num_seqs": 2})
+    assert case.steps.batches[0].num_reqs == 2
+    assert findings(case).rows
+
+
 @pytest.mark.parametrize("kind", ["dsa", "c4a", "swa"])
 @WORLDS
 def test_prefix_hits_read_what_another_request_wrote(kind, world):
