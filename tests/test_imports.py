@@ -29,6 +29,7 @@ FLOORS = (
     ("worker",),
     ("oracle",),
     ("workload", "promises"),
+    ("consistency",),
     ("simulate", "run"),
     ("report",),
     ("compat", "cli"),

@@ -20,7 +20,6 @@ from cpkit.errors import PlanError
 from cpkit.materialize import gather_layout
 from cpkit.planner.interleave import largest_shard
 from cpkit.planner.layout import GatherLayout
-from cpkit.planner.partition import REPLICATED
 from cpkit.planner.slots import PAD, replicated_slots, sharded_slots
 from cpkit.step import RankPlan, StepPlan
 
@@ -69,10 +68,7 @@ class Places:
     @cached_property
     def num_known(self) -> int:
         """Leading tokens that every PCP rank has itself, so that their KV does not travel: replicated decodes."""
-        if self.plan.topology.pcp == 1:
-            return 0
-        known = ~self.plan.batch.is_prefilling & (self.plan.partition.mode == REPLICATED)
-        return int(self.plan.batch.query_lens[known].sum())
+        return self.plan.partition.num_known(self.plan.batch.is_prefilling)
 
     @cached_property
     def layout(self) -> GatherLayout:
