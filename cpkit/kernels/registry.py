@@ -96,7 +96,7 @@ def _topk_entries() -> list[KernelEntry]:
     exact_options, options = {"num_warps": topk.NUM_WARPS}, {"num_warps": topk.NUM_WARPS, "maxnreg": 64}
     entries = []
     for k in topk.TOPK:
-        for num_keys, spill in ((131072, 128), (1 << 20, 448)):  # 64 registers: two programs share a multiprocessor
+        for num_keys, spill in ((131072, 256), (1 << 20, 576)):  # 64 registers: two programs share a multiprocessor
             sizes = {"K": k, **topk.topk_sizes(num_keys)}
             name = f"topk-k{k}-{num_keys}"
             entries.append(KernelEntry(name, topk._topk_kernel, slots, sizes, options, spill_bytes=spill))

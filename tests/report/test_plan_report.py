@@ -62,12 +62,12 @@ def test_one_rank_shows_the_slots_it_writes():
     assert re.search(r"\n +0 +3 +2  15 18\n", plan_report(plan, 1))
 
 
-def test_a_block_table_that_is_too_narrow_is_said_and_the_rest_is_shown():
+def test_a_null_block_inside_a_block_table_is_said_and_the_rest_is_shown():
     model = load_model("deepseek-v3.2")
-    batch = Batch.from_lens([7, 2], [4, 2], block_tables=[[7], [9]])
+    batch = Batch.from_lens([7, 2], [4, 2], block_tables=[[7, 0, 8, 3], [9]])
     plan = plan_step(batch, Topology(block_size=2), model, default_budget(model))
     text = plan_report(plan, 0)
-    assert "block table" in text and "Collectives: none" in text
+    assert "null block" in text and "Collectives: none" in text
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3.2", "deepseek-v4-flash", "glm-5.3-flash"])
