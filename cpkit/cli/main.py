@@ -20,6 +20,7 @@ a first look:
   cpkit plan -tp 2 -pcp 2 -dcp 4 --seq-lens 10,9 --query-lens 1,7
   cpkit simulate examples/data/conversation_excerpt.jsonl.gz -tp 4 -pcp 2 -dcp 8 --steps 500
   cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16 --verify all
+  cpkit record --out logs -- torchrun --nproc-per-node 2 train.py && cpkit check logs
 
 exit codes: 0 done, 1 a promise was violated or a run failed, 2 bad usage or input, 130 interrupted
 `cpkit COMMAND --help` explains every flag and its default.
