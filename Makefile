@@ -14,7 +14,7 @@ RUN := .venv
 TEST := .venv-test
 TRACE ?= examples/data/conversation_excerpt.jsonl.gz
 SIMULATE_FLAGS ?= --model deepseek-v3.2 -tp 4 -pcp 2 -dcp 8 --cp-kv-cache-interleave-size 64 --check all
-PYTEST_FLAGS ?= -n 2
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 # The first Python >= 3.11 that can make environments; else the first >= 3.11, so that the error can name it.
 # 3.11 is tried first: it is what constraints.txt was written with.
