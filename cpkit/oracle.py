@@ -17,7 +17,7 @@ from cpkit.kernels.fp8 import dequantize_fp8, quantize_fp8
 from cpkit.layers import Layer
 from cpkit.model import Model
 from cpkit.worker.caches import row_format
-from cpkit.worker.generated import TokenActivations
+from cpkit.worker.token_activations import TokenActivations
 
 
 @dataclass(frozen=True, slots=True)

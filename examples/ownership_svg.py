@@ -7,10 +7,10 @@ import numpy as np
 
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
-from cpkit.materialize import stored_keys
 from cpkit.model import load_model
 from cpkit.step import StepPlan, plan_step
 from cpkit.topology import Topology
+from cpkit.views.materialize import stored_keys
 
 TOKENS = 32
 CELL, LEFT, TOP = 22, 150, 64

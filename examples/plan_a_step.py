@@ -5,10 +5,10 @@ Run: python examples/plan_a_step.py
 
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
-from cpkit.materialize import stored_keys
 from cpkit.model import load_model
 from cpkit.step import plan_step
 from cpkit.topology import Topology
+from cpkit.views.materialize import stored_keys
 
 
 def main() -> None:

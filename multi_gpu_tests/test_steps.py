@@ -2,12 +2,12 @@
 
 import pytest
 
-from cpkit.activations import Generated
+from cpkit.activations.generate import Generated
 from cpkit.comm.connect import make_comm
 from cpkit.comm.simulated import run_ranks
 from cpkit.oracle import Oracle
 from cpkit.run.execute import RunOptions, run_rank
-from cpkit.worker.generated import TokenActivations
+from cpkit.worker.token_activations import TokenActivations
 from multi_gpu_tests.worlds import worlds
 from tests.worker.worlds import PARTITIONS, Case
 

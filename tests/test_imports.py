@@ -17,12 +17,10 @@ FLOORS = (
     ("budget",),
     ("planner",),
     ("step",),
-    ("settings", "traffic", "materialize", "balance"),
-    ("plan_data",),
-    ("saved_plan",),
+    ("settings",),
+    ("views",),
     ("kernels",),
     ("activations",),
-    ("activation_files",),
     ("builders",),
     ("comm",),
     ("merge",),
@@ -37,7 +35,7 @@ FLOORS = (
 """A room or file at the root of cpkit imports from lower floors alone."""
 
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = ("planner", "promises", "workload", "simulate", "plan_data", "saved_plan")
+WITHOUT_TORCH = ("planner", "promises", "workload", "simulate", "views")
 
 
 def files_of(name):

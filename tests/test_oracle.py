@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from cpkit.activations import Generated
+from cpkit.activations.content import Content
+from cpkit.activations.generate import Generated
 from cpkit.oracle import Oracle, Scores, Token
-from cpkit.worker.content import Content
-from cpkit.worker.generated import TokenActivations
+from cpkit.worker.token_activations import TokenActivations
 from tests.worker.worlds import Case
 
 MAKE = Generated(5)

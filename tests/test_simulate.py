@@ -9,7 +9,6 @@ import pytest
 
 import cpkit.simulate.loop
 import cpkit.simulate.record
-from cpkit.balance import imbalance
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.errors import ConfigError, PlanError
@@ -20,6 +19,7 @@ from cpkit.simulate.loop import simulate
 from cpkit.simulate.record import record_step
 from cpkit.simulate.result import Quantiles, ReplaySettings, quantiles
 from cpkit.topology import Topology
+from cpkit.views.balance import imbalance
 from cpkit.workload.request import Request, Trace
 from cpkit.workload.scheduler import Scheduler
 

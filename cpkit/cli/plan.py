@@ -27,7 +27,7 @@ examples:
 
 A batch file is {"seq_lens": [10, 9], "query_lens": [1, 7]} and optionally prompt_lens, block_tables, req_ids;
 `cpkit simulate` writes one when a step breaks a promise. Positions are half-open ranges [start:stop).
-plan.npz: `help(cpkit.saved_plan)` names its arrays; `cpkit.saved_plan.load_plan` reads it.
+plan.npz: `help(cpkit.views.saved_plan)` names its arrays; `cpkit.views.saved_plan.load_plan` reads it.
 """
 
 
@@ -55,9 +55,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, print, save; returns 0."""
-    from cpkit.plan_data import plan_data
     from cpkit.report.plan_report import plan_report
-    from cpkit.saved_plan import save_plan
+    from cpkit.views.plan_data import plan_data
+    from cpkit.views.saved_plan import save_plan
 
     if args.save is not None:
         check_folder(args.save)

@@ -15,7 +15,7 @@ from cpkit.model import Model
 from cpkit.run.model import RUN_KINDS, run_model
 
 if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
-    from cpkit.activations import Activations
+    from cpkit.activations.generate import Activations
     from cpkit.comm.launcher import Launch
     from cpkit.run.execute import RankReport
     from cpkit.run.steps import RunSteps
@@ -164,8 +164,8 @@ def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps
 
 
 def _read_activations(args: argparse.Namespace) -> "Activations":
-    from cpkit.activation_files import load_activations
-    from cpkit.activations import Generated
+    from cpkit.activations.files import load_activations
+    from cpkit.activations.generate import Generated
 
     if args.activations is not None:
         return load_activations(args.activations)

@@ -9,8 +9,8 @@ from cpkit.consistency.flight import read_dump
 from cpkit.consistency.history import History
 from cpkit.consistency.record_log import read_log
 from cpkit.errors import InputError
-from cpkit.saved_plan import SavedPlan, load_plan
 from cpkit.topology import MAX_WORLD
+from cpkit.views.saved_plan import SavedPlan, load_plan
 
 _NPZ, _PICKLE, _JSON = b"PK", b"\x80", b"{"
 _LOG = b'{"format": "cpkit-record'

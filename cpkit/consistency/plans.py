@@ -16,12 +16,12 @@ from typing import Any
 
 from cpkit.digest import digest
 from cpkit.errors import PlanError
-from cpkit.plan_data import chunk_data
 from cpkit.promises.compare import by_key, difference, same
 from cpkit.promises.violation import show_ranks
-from cpkit.saved_plan import BATCH_FIELDS, SavedPlan
 from cpkit.step import StepPlan
 from cpkit.topology import Topology
+from cpkit.views.plan_data import chunk_data
+from cpkit.views.saved_plan import BATCH_FIELDS, SavedPlan
 
 WORLD = ("topology", "model", "budget", "merge")
 REPLICA = (*BATCH_FIELDS, "block_tables", "partition", "padded", "shard_keys", "collectives")

@@ -17,12 +17,12 @@ import numpy as np
 
 from cpkit.arrays import IntArray, prefix_sum
 from cpkit.errors import PlanError
-from cpkit.materialize import StoredKeys, stored_keys
 from cpkit.promises.compare import first
 from cpkit.promises.held import Held, Replica
 from cpkit.promises.queries import place_of
 from cpkit.promises.violation import Violation
 from cpkit.step import StepPlan
+from cpkit.views.materialize import StoredKeys, stored_keys
 
 
 def cover_keys(replica: Replica) -> Iterator[Violation]:

@@ -6,10 +6,10 @@ import numpy as np
 
 from cpkit.arrays import IntArray
 from cpkit.errors import PlanError
-from cpkit.materialize import gather_layout
 from cpkit.promises.compare import by_key, first
 from cpkit.promises.held import Held, Replica
 from cpkit.promises.violation import Violation
+from cpkit.views.materialize import gather_layout
 
 
 def cover_queries(replica: Replica, unsound: set[int]) -> Iterator[Violation]:

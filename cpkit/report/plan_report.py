@@ -5,10 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpkit.arrays import IntArray
-from cpkit.balance import imbalance, plan_balance
 from cpkit.digest import digest
 from cpkit.errors import PlanError
-from cpkit.materialize import shard_lens, stored_keys
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.partition import REPLICATED, WHOLE, Segments
 from cpkit.planner.rows import Rows
@@ -16,7 +14,9 @@ from cpkit.report.strip import fits_strip, strips
 from cpkit.report.table import count, indent, plural, share, shorten, size, table
 from cpkit.report.words import merge_text, partition_text, sizes_text, stages_text
 from cpkit.step import RankPlan, StepPlan
-from cpkit.traffic import step_traffic
+from cpkit.views.balance import imbalance, plan_balance
+from cpkit.views.materialize import shard_lens, stored_keys
+from cpkit.views.traffic import step_traffic
 
 MAX_ROWS = 14
 SEGMENTS_WIDTH = 60

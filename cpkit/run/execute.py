@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cpkit.activations import Activations
+from cpkit.activations.generate import Activations
 from cpkit.comm.base import Comm
 from cpkit.comm.connect import TIMEOUT_S, run_program
 from cpkit.errors import ConfigError
@@ -22,10 +22,10 @@ from cpkit.run.steps import RunSteps
 from cpkit.run.verify import MODES, Findings, Mismatch, Verifier
 from cpkit.settings import StepSettings
 from cpkit.worker.clock import STAGES
-from cpkit.worker.generated import TokenActivations
 from cpkit.worker.history import write_history
 from cpkit.worker.places import Places
 from cpkit.worker.program import RankProgram, StepResult
+from cpkit.worker.token_activations import TokenActivations
 
 
 @dataclass(frozen=True, slots=True)

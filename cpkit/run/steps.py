@@ -9,11 +9,11 @@ from itertools import islice
 
 import numpy as np
 
+from cpkit.activations.content import SHARED, Content
 from cpkit.arrays import IntArray, ceil_div
 from cpkit.batch import Batch
 from cpkit.errors import InputError
 from cpkit.settings import StepSettings
-from cpkit.worker.content import SHARED, Content
 from cpkit.worker.layer_state import Pool
 from cpkit.workload.prefix_cache import block_keys
 from cpkit.workload.request import Request, Trace

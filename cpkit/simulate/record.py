@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from cpkit.balance import imbalance, plan_balance
 from cpkit.batch import Batch
 from cpkit.errors import PlanError
 from cpkit.promises import Violation, check_step
 from cpkit.settings import StepSettings
 from cpkit.step import StepPlan
-from cpkit.traffic import Traffic, step_traffic
+from cpkit.views.balance import imbalance, plan_balance
+from cpkit.views.traffic import Traffic, step_traffic
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 from cpkit.arrays import FloatArray
 from cpkit.settings import StepSettings
 from cpkit.simulate.record import BrokenStep, StepRecord
-from cpkit.traffic import Traffic
+from cpkit.views.traffic import Traffic
 from cpkit.workload.request import Trace
 from cpkit.workload.stats import ReplayStats
 

@@ -9,9 +9,9 @@ import torch
 from cpkit.arrays import IntArray
 from cpkit.planner.slots import replicated_slots
 from cpkit.planner.state_slots import sharded_state_slots, state_places
-from cpkit.worker.generated import TokenActivations
 from cpkit.worker.layer_state import LayerState
 from cpkit.worker.places import Places
+from cpkit.worker.token_activations import TokenActivations
 
 
 def write_history(places: Places, states: list[LayerState], source: TokenActivations) -> None:

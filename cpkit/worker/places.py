@@ -17,11 +17,11 @@ import torch
 from cpkit.arrays import BoolArray, Int32Array, IntArray
 from cpkit.builders.common import RankBatch, rank_batch
 from cpkit.errors import PlanError
-from cpkit.materialize import gather_layout
 from cpkit.planner.interleave import largest_shard
 from cpkit.planner.layout import GatherLayout
 from cpkit.planner.slots import PAD, replicated_slots, sharded_slots
 from cpkit.step import RankPlan, StepPlan
+from cpkit.views.materialize import gather_layout
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,7 +158,7 @@ def test_help_needs_no_numpy():
 def test_activations_of_a_file_are_those_of_its_requests(capsys, tmp_path):
     """What the generator makes of one request, written to a file: the same selections and outputs."""
     torch = pytest.importorskip("torch")
-    from cpkit.activations import Generated
+    from cpkit.activations.generate import Generated
 
     req, position = torch.zeros(7, dtype=torch.int64), torch.arange(7)
     make, tokens = Generated(0), (req, position)

@@ -10,9 +10,9 @@ from cpkit.consistency.plans import DCP as DCP_FIELDS
 from cpkit.consistency.plans import REPLICA as REPLICA_FIELDS
 from cpkit.consistency.plans import WORLD as WORLD_FIELDS
 from cpkit.errors import PlanError
-from cpkit.saved_plan import load_plan, save_plan
 from cpkit.step import plan_step
 from cpkit.topology import Topology
+from cpkit.views.saved_plan import load_plan, save_plan
 from tests.promises.plant import in_chunk, in_gather, on, one_collective
 from tests.promises.worlds import MODELS, make_batch
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from cpkit.activations import DATA_KINDS, HEAD_STREAMS, STREAMS, Generated
+from cpkit.activations.generate import DATA_KINDS, HEAD_STREAMS, STREAMS, Generated
 from cpkit.kernels.candidates import global_topk, local_candidates, pack_candidates
 from cpkit.kernels.fp8 import dequantize_fp8, quantize_fp8
 from cpkit.kernels.index_cache import gather_index_keys, insert_index_keys

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cpkit.promises
-from cpkit.balance import plan_balance
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.promises import check_step
 from cpkit.promises.chunks import first_rank_keys
 from cpkit.step import plan_step
 from cpkit.topology import Topology
+from cpkit.views.balance import plan_balance
 from tests import oracles
 from tests.promises import worlds
 

@@ -11,7 +11,7 @@ from cpkit.model import load_model
 from cpkit.report.plan_report import cache_bytes, numbers, plan_report, segments_text, slots_text
 from cpkit.step import plan_step
 from cpkit.topology import Topology
-from cpkit.traffic import step_traffic
+from cpkit.views.traffic import step_traffic
 
 
 def make_plan(seq_lens, query_lens, topology, *, model="deepseek-v3.2", **options):

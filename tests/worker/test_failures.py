@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cpkit.activations import Generated
+from cpkit.activations.generate import Generated
 from cpkit.batch import Batch
 from cpkit.comm.simulated import run_ranks
 from cpkit.errors import ConfigError, DesyncError, PlanError
@@ -15,8 +15,8 @@ from cpkit.run.agreement import check_plans_agree
 from cpkit.run.verify import Verifier
 from cpkit.worker import heads, select
 from cpkit.worker.caches import LayerCaches
-from cpkit.worker.generated import TokenActivations
 from cpkit.worker.program import RankProgram
+from cpkit.worker.token_activations import TokenActivations
 from tests.worker.worlds import Case, run
 
 WORLD = {"tp": 2, "pcp": 2, "dcp": 4}

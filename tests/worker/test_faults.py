@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from cpkit.activations import Generated
+from cpkit.activations.generate import Generated
 from cpkit.comm.simulated import run_ranks
-from cpkit.worker.generated import TokenActivations
 from cpkit.worker.program import RankProgram
+from cpkit.worker.token_activations import TokenActivations
 from tests.worker.worlds import Case, findings
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from cpkit.activations.content import SHARED, Content
 from cpkit.batch import Batch
 from cpkit.errors import PlanError
-from cpkit.worker.content import SHARED, Content
 from cpkit.worker.places import Places
 from cpkit.worker.select import all_keys, chunk_sets
 from tests.worker.worlds import Case

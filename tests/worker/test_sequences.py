@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpkit.activations import Generated
+from cpkit.activations.generate import Generated
 from cpkit.batch import Batch
 from cpkit.report.run_report import total_findings
 from cpkit.run.execute import RunOptions, execute

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from cpkit.activations import Generated
+from cpkit.activations.generate import Generated
 from cpkit.budget import Budget
 from cpkit.model import load_model
 from cpkit.report.run_report import total_findings

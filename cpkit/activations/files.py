@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cpkit.activations import HEAD_STREAMS, check_stream
+from cpkit.activations.generate import HEAD_STREAMS, check_stream
 from cpkit.errors import InputError
 from cpkit.kernels.checks import check_tensor
 

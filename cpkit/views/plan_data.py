@@ -4,11 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 import cpkit
-from cpkit.materialize import shard_lens
 from cpkit.planner.collectives import Collective
 from cpkit.planner.rows import Rows
 from cpkit.step import RankPlan, StepPlan
-from cpkit.traffic import step_traffic
+from cpkit.views.materialize import shard_lens
+from cpkit.views.traffic import step_traffic
 
 FORMAT = "cpkit-plan-1"
 

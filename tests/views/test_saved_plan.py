@@ -7,9 +7,9 @@ from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.errors import InputError, PlanError
 from cpkit.model import load_model
-from cpkit.saved_plan import load_plan, save_plan
 from cpkit.step import plan_step
 from cpkit.topology import Topology
+from cpkit.views.saved_plan import load_plan, save_plan
 
 
 def make_plan(**options):

@@ -2,8 +2,8 @@
 
 The file is a zip of numpy arrays (numpy.load opens it) and one JSON text:
 
-    header          [bytes] uint8   UTF-8 JSON: what all ranks share (cpkit.plan_data.shared_data: digests, collectives,
-                                    topology, budget, ...) without the batch, and under "ranks" each rank's place,
+    header          [bytes] uint8   UTF-8 JSON: what all ranks share (cpkit.views.plan_data.shared_data: digests,
+                                    collectives, topology, budget, ...) without the batch, and under "ranks" each rank's place,
                                     num_decodes, chunks and gathers
     seq_lens, query_lens, prompt_lens, req_ids    [num_reqs] int64, and block_tables [num_reqs, width] int32 if known
     row_start       [ranks + 1] int64               first row of each saved rank in the arrays below
@@ -23,10 +23,10 @@ from cpkit.arrays import IntArray, freeze, prefix_sum
 from cpkit.batch import Batch
 from cpkit.digest import digest
 from cpkit.errors import InputError, PlanError
-from cpkit.materialize import shard_lens
-from cpkit.plan_data import FORMAT, chunk_data, rank_place, shared_data
 from cpkit.planner.rows import Rows
 from cpkit.step import StepPlan
+from cpkit.views.materialize import shard_lens
+from cpkit.views.plan_data import FORMAT, chunk_data, rank_place, shared_data
 
 BATCH_FIELDS = ("seq_lens", "query_lens", "prompt_lens", "req_ids")
 ROW_FIELDS = ("req", "start_pos", "stride", "num_tokens", "seq_lens", "is_prefilling")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from cpkit.activation_files import load_activations
-from cpkit.activations import Generated
+from cpkit.activations.files import load_activations
+from cpkit.activations.generate import Generated
 from cpkit.errors import ConfigError, InputError
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from cpkit.activations import DATA_KINDS, STREAMS, Generated, check_exact_sums, splitmix64
+from cpkit.activations.generate import DATA_KINDS, STREAMS, Generated, check_exact_sums, splitmix64
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.fp8 import dequantize_fp8, quantize_fp8
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from cpkit.activations import Activations
+from cpkit.activations.content import Content
+from cpkit.activations.generate import Activations
 from cpkit.arrays import IntArray
 from cpkit.layers import Layer
-from cpkit.worker.content import Content
 from cpkit.worker.inputs import LayerInputs, LayerKeys
 from cpkit.worker.places import Places
 

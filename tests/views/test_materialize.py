@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cpkit.batch import Batch
 from cpkit.budget import Budget
 from cpkit.errors import PlanError
-from cpkit.materialize import gather_layout, stored_keys
 from cpkit.model import load_model
 from cpkit.step import plan_step
 from cpkit.topology import Topology
+from cpkit.views.materialize import gather_layout, stored_keys
 from tests import worlds
 from tests.oracles import block_slot, deal
 

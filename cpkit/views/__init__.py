@@ -1,0 +1,1 @@
+"""Plans in other forms: shares of work, bytes by collective, index arrays, JSON, files. Nothing is decided here."""
