@@ -3,8 +3,8 @@
 The file is a zip of numpy arrays (numpy.load opens it) and one JSON text:
 
     header          [bytes] uint8   UTF-8 JSON: what all ranks share (cpkit.views.plan_data.shared_data: digests,
-                                    collectives, topology, budget, ...) without the batch, and under "ranks" each rank's place,
-                                    num_decodes, chunks and gathers
+                                    collectives, topology, budget, ...) without the batch, and under "ranks" each
+                                    rank's place, num_decodes, chunks and gathers
     seq_lens, query_lens, prompt_lens, req_ids    [num_reqs] int64, and block_tables [num_reqs, width] int32 if known
     row_start       [ranks + 1] int64               first row of each saved rank in the arrays below
     row_req, row_start_pos, row_stride, row_num_tokens, row_seq_lens    [rows] int64      row_is_prefilling  [rows] bool
