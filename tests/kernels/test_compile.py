@@ -1,4 +1,4 @@
-"""Every indexer kernel compiles for every target without a GPU, and spills no more registers than its entry allows."""
+"""Every kernel compiles for every target without a GPU, and spills no more registers than its entry allows."""
 
 import json
 import os
@@ -13,8 +13,9 @@ pytest.importorskip("triton")
 # A process of its own: where tests run kernels through the interpreter, Triton's compiler is switched off.
 COMPILE_ALL = """
 import json, sys
-from cpkit.kernels.registry import compile_kernel, indexer_kernels, spilled_bytes
-for entry in indexer_kernels():
+from cpkit.kernels.registry import all_kernels
+from cpkit.kernels.registry.entry import compile_kernel, spilled_bytes
+for entry in all_kernels():
     if sys.argv[1] in entry.targets:
         spilled = spilled_bytes(compile_kernel(entry, sys.argv[1]))
         print(json.dumps([entry.name, spilled, entry.spill_bytes]), flush=True)

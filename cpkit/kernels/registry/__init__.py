@@ -1,0 +1,12 @@
+"""Every kernel of the package with the constants it is launched with, to compile them all without a GPU.
+
+`all_kernels()` joins the lists of the files beside this one: a kernel that is in none of them is not shipped.
+"""
+
+from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.indexer import indexer_kernels
+
+
+def all_kernels() -> list[KernelEntry]:
+    """One entry for each kernel and each set of constants that the wrappers launch."""
+    return [*indexer_kernels()]
