@@ -8,21 +8,16 @@ in the same run: a kernel that negates (bytes read and written) and an fp8 matri
 """
 
 import argparse
-import datetime
-import json
-import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
+from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
 from cpkit.kernels.topk import topk, topk_reference
 
-ROUNDS, REPLAYS = 5, 5
 LOGITS_SHAPES = [  # query rows, keys, index heads; the rows are the last tokens of one request
     (4096, 131072, 64), (2048, 16384, 64), (8192, 8192, 64), (4096, 131072, 32), (8192, 8192, 32),
 ]  # fmt: skip
@@ -35,48 +30,17 @@ TOPK_SHAPES = [
 ]
 
 
-def capture(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
-
-
-def time_together(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median milliseconds of each, measured in turn so that clock and heat are the same for all."""
-    graphs = {name: capture(work) for name, work in works.items()}
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            for _ in range(REPLAYS):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                start.record()
-                graph.replay()
-                end.record()
-                torch.cuda.synchronize()
-                times[name].append(start.elapsed_time(end))
-    return {name: round(statistics.median(values), 4) for name, values in times.items()}
-
-
 def causal(M: int, N: int) -> tuple[torch.Tensor, torch.Tensor]:
     end = torch.arange(N - M + 1, N + 1, dtype=torch.int32, device="cuda")
     return torch.zeros_like(end), end
 
 
 def ceilings() -> dict[str, float]:
-    source = torch.randn(1 << 28, device="cuda")
-    target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device="cuda")
     product = lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: E731
-    ms = time_together({"copy": lambda: torch.neg(source, out=target), "product": product})
-    return {"copy_gb_per_s": 2 * (1 << 30) / ms["copy"] / 1e6, "fp8_tflops": 2 * 8192**3 / ms["product"] / 1e9}
+    ms = time_together({"product": product})["product"]
+    return {"copy_gb_per_s": copy_gb_per_s(), "fp8_tflops": 2 * 8192**3 / ms / 1e9}
 
 
 def bench_logits(M: int, N: int, H: int, peer: Any, ceiling: dict[str, float]) -> dict[str, Any]:
@@ -85,7 +49,7 @@ def bench_logits(M: int, N: int, H: int, peer: Any, ceiling: dict[str, float]) -
     scale, weights = torch.rand(N, device="cuda") + 0.5, torch.randn(M, H, device="cuda")
     start, end = causal(M, N)
     out = torch.empty(M, N, device="cuda")
-    works: dict[str, Callable[[], Any]] = {"cpkit": lambda: mqa_logits(q, k, scale, weights, start, end, out=out)}
+    works: dict[str, Work] = {"cpkit": lambda: mqa_logits(q, k, scale, weights, start, end, out=out)}
     if peer:
         works["peer"] = lambda: peer.fp8_fp4_mqa_logits((q, None), (k, scale), weights, start, end, N)
     ms = time_together(works)
@@ -101,7 +65,7 @@ def bench_topk(M: int, N: int, k: int, peer: bool, ceiling: dict[str, float]) ->
     logits = torch.randn(M, N, device="cuda")
     start, end = causal(M, N)
     out, peer_out = (torch.empty(M, k, dtype=torch.int32, device="cuda") for _ in range(2))
-    works: dict[str, Callable[[], Any]] = {"cpkit": lambda: topk(logits, start, end, k, out=out)}
+    works: dict[str, Work] = {"cpkit": lambda: topk(logits, start, end, k, out=out)}
     if peer:
         call = torch.ops._C.top_k_per_row_prefill
         works["peer"] = lambda: call(logits, start, end, peer_out, M, logits.stride(0), 1, k)
@@ -131,16 +95,8 @@ def main() -> None:
     for row in rows:
         ratio = f"x{row['ms']['peer'] / row['ms']['cpkit']:.3f} of the peer" if "peer" in row["ms"] else ""
         print({name: value for name, value in row.items() if name != "tflops"}, ratio)
-    result = {
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "chip": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-        "peers": "vllm 0.33.0: DeepGEMM fp8_fp4_mqa_logits, top_k_per_row_prefill" if args.peers else "none",
-        "ceilings": ceiling,
-        "rows": rows,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    peers = "vllm 0.33.0: DeepGEMM fp8_fp4_mqa_logits, top_k_per_row_prefill" if args.peers else "none"
+    write_result(args.out, peers=peers, ceilings=ceiling, rows=rows)
 
 
 if __name__ == "__main__":
