@@ -9,55 +9,18 @@ stand as recorded.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
-
-COPIES = 50
-
-
-@dataclass
-class Case:
-    """One shape of one function.
-
-    works: what is timed, "cpkit" and whatever stands beside it. num_bytes: for the floor. check: raises where the
-    kernel's result is wrong. recorded_us: of a peer on the same chip, with its name. target_us: what was aimed at.
-    """
-
-    work: str
-    shape: str
-    works: dict[str, Work]
-    num_bytes: int
-    check: Callable[[], None]
-    recorded_us: dict[str, float] = field(default_factory=dict)
-    target_us: float | None = None
+from benchmarks.cases import COPIES, Case, run_case
+from benchmarks.timing import copy_gb_per_s, write_result
 
 
 def cases() -> Iterator[Case]:
     """Every case, made when its turn comes."""
     yield from ()
-
-
-def run(case: Case, gb_per_s: float) -> dict[str, Any]:
-    for work in case.works.values():
-        work()
-    case.check()
-    many, one = time_together(case.works, COPIES), time_together(case.works)
-    row: dict[str, Any] = {"work": case.work, "shape": case.shape}
-    row["us"] = {name: round(1e3 * ms, 2) for name, ms in many.items()}
-    row["single_us"] = {name: round(1e3 * ms, 1) for name, ms in one.items()}
-    row["floor_us"] = round(case.num_bytes / gb_per_s / 1e3, 3)
-    row["recorded_us"] = case.recorded_us
-    others = {**case.recorded_us, **{name: us for name, us in row["us"].items() if name != "cpkit"}}
-    row["times_faster_than"] = {name: round(us / row["us"]["cpkit"], 1) for name, us in others.items()}
-    if case.target_us is not None:
-        row["target_us"], row["met"] = case.target_us, row["us"]["cpkit"] <= case.target_us
-    return row
 
 
 def main() -> None:
@@ -71,7 +34,7 @@ def main() -> None:
     rows = []
     for case in cases():
         if args.only in case.work:
-            rows.append(run(case, gb_per_s))
+            rows.append(run_case(case, gb_per_s))
             print(rows[-1], flush=True)
     write_result(args.out, copy_gb_per_s=round(gb_per_s), copies=COPIES, rows=rows)
 
