@@ -27,6 +27,7 @@ FLOORS = (
     ("worker",),
     ("oracle",),
     ("workload", "promises"),
+    ("sizing",),
     ("consistency",),
     ("simulate", "run"),
     ("report",),
@@ -35,7 +36,7 @@ FLOORS = (
 """A room or file at the root of cpkit imports from lower floors alone."""
 
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = ("planner", "promises", "workload", "simulate", "views")
+WITHOUT_TORCH = ("planner", "promises", "workload", "simulate", "views", "sizing")
 
 
 def files_of(name):

@@ -1,0 +1,1 @@
+"""Which deployment: what engines support, what memory holds, what steps cost."""
