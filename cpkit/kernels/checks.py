@@ -61,5 +61,16 @@ def check_shard(dcp_size: int, dcp_rank: int, interleave: int) -> None:
         raise PlanError(f"dcp_rank={dcp_rank} is not in 0..{dcp_size - 1}")
 
 
+def check_ranges(key_start: torch.Tensor, key_end: torch.Tensor) -> None:
+    """Raise PlanError where a range of keys ends before it starts. Looks, so the host waits for a device's tensors."""
+    backwards = (key_start > key_end).nonzero()
+    if len(backwards):
+        row = int(backwards[0, 0])
+        raise PlanError(
+            f"row {row}: key_start={int(key_start[row])} lies behind key_end={int(key_end[row])}: a token scores the "
+            "keys key_start .. key_end - 1; give it an empty range, start = end, where it sees none"
+        )
+
+
 def _spell(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -25,7 +25,9 @@ import triton
 import triton.language as tl
 
 from cpkit.errors import PlanError
-from cpkit.kernels.checks import INT32_MAX, check_tensor
+from cpkit.kernels.backends import BACKENDS, check_backend
+from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
+from cpkit.kernels.mqa_logits_torch import tiled_logits
 
 HEAD_DIM = 128
 NUM_HEADS = (32, 64)
@@ -92,13 +94,26 @@ def mqa_logits(
     *,
     outside: Outside = "unwritten",
     out: torch.Tensor | None = None,
+    backend: str = "triton",
 ) -> torch.Tensor:
-    """Score on the device. Hopper takes the kernel of mqa_logits_gluon.py, everything else the portable one here."""
+    """Score on the operands' device. triton: Hopper takes the kernel of mqa_logits_gluon.py, everything else the
+    portable one here; torch: any number of heads and values. Raises ConfigError for a backend that does not run here,
+    PlanError for what it does not take.
+
+    A range that ends before it starts is refused where the host can see it; on a GPU, which is not waited for, it is
+    empty.
+    """
+    check_backend("mqa_logits", backend, BACKENDS, compiled=_mqa_logits_kernel, device=q.device)
+    if backend == "triton":
+        _check_sizes(q)
     out = _check(q, k, k_scale, weights, key_start, key_end, outside, out)
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if outside == "-inf":
         out.fill_(float("-inf"))
     if M == 0 or N == 0:
+        return out
+    if backend == "torch":
+        tiled_logits(q, k, k_scale, weights, key_start, key_end, out)
         return out
     if q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0):
         from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper  # Gluon exists for NVIDIA builds of Triton only
@@ -117,6 +132,21 @@ def mqa_logits_sizes(num_heads: int) -> dict[str, int]:
     return {"ROWS": 128 // num_heads, "BLOCK_N": 128, "CHUNK": 4096}
 
 
+def _check_sizes(q: torch.Tensor) -> None:
+    """What the kernels are written for."""
+    check_tensor("q", q, torch.float8_e4m3fn, (None, None, None), q.device)
+    _, H, D = q.shape
+    if D != HEAD_DIM:
+        raise PlanError(f"q has heads of {D} values: the kernels of backend='triton' take 128; backend='torch' any")
+    if H not in NUM_HEADS:
+        raise PlanError(
+            f"q has {H} index heads: the kernels of backend='triton' take 32 or 64; pad q and weights with zeros, or "
+            "name backend='torch'"
+        )
+    if q.stride(1) != HEAD_DIM:
+        raise PlanError(f"q has strides {q.stride()}: the heads of a token must lie side by side; call .contiguous()")
+
+
 def _check(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -128,17 +158,15 @@ def _check(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     M, N, device = q.shape[0], k.shape[0], q.device
-    check_tensor("q", q, torch.float8_e4m3fn, (M, None, HEAD_DIM), device)
-    H = q.shape[1]
-    if H not in NUM_HEADS:
-        raise PlanError(f"q has {H} index heads: the kernels take 32 or 64; pad q and weights with zeros")
-    if q.stride(1) != HEAD_DIM:
-        raise PlanError(f"q has strides {q.stride()}: the heads of a token must lie side by side; call .contiguous()")
-    check_tensor("k", k, torch.float8_e4m3fn, (N, HEAD_DIM), device)
+    check_tensor("q", q, torch.float8_e4m3fn, (M, None, None), device)
+    _, H, D = q.shape
+    check_tensor("k", k, torch.float8_e4m3fn, (N, D), device)
     check_tensor("k_scale", k_scale, torch.float32, (N,), device)
     check_tensor("weights", weights, torch.float32, (M, H), device)
     check_tensor("key_start", key_start, torch.int32, (M,), device)
     check_tensor("key_end", key_end, torch.int32, (M,), device)
+    if device.type == "cpu":
+        check_ranges(key_start, key_end)
     if outside not in ("unwritten", "-inf"):
         raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
     if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile

@@ -26,7 +26,9 @@ import triton
 import triton.language as tl
 
 from cpkit.errors import ConfigError
-from cpkit.kernels.checks import check_tensor
+from cpkit.kernels.backends import BACKENDS, check_backend
+from cpkit.kernels.checks import check_positive, check_ranges, check_tensor
+from cpkit.kernels.topk_torch import sorted_topk
 
 TOPK = (512, 1024, 2048)
 NOT_A_KEY = tl.constexpr(-(2**31))
@@ -267,18 +269,37 @@ def _topk_exact_kernel(
 
 
 def topk(
-    logits: torch.Tensor, key_start: torch.Tensor, key_end: torch.Tensor, k: int, *, out: torch.Tensor | None = None
+    logits: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    k: int,
+    *,
+    out: torch.Tensor | None = None,
+    backend: str = "triton",
 ) -> torch.Tensor:
-    """Select on the device, two launches; rows are spread over the programs that fit the chip at once."""
-    M, N = logits.shape
-    if k not in TOPK:
-        raise ConfigError(f"k={k}: the kernel keeps {', '.join(map(str, TOPK))} keys; topk_reference takes any k")
+    """Select on the logits' device. triton: two launches, rows spread over the programs that fit the chip at once;
+    torch: any k. Raises ConfigError for what a backend is not built for, PlanError for tensors that do not fit.
+
+    A range that ends before it starts is refused where the host can see it; on a GPU, which is not waited for, it
+    selects nothing.
+    """
+    check_backend("topk", backend, BACKENDS, compiled=_topk_kernel, device=logits.device)
+    check_positive(k=k)
+    if backend == "triton" and k not in TOPK:
+        kept = ", ".join(map(str, TOPK))
+        raise ConfigError(f"k={k}: the kernels of backend='triton' keep {kept} keys; backend='torch' takes any k")
     check_tensor("logits", logits, torch.float32, (None, None), logits.device)
+    M, N = logits.shape
     check_tensor("key_start", key_start, torch.int32, (M,), logits.device)
     check_tensor("key_end", key_end, torch.int32, (M,), logits.device)
+    if logits.device.type == "cpu":
+        check_ranges(key_start, key_end)
     if out is None:
         out = torch.empty(M, k, dtype=torch.int32, device=logits.device)
     check_tensor("out", out, torch.int32, (M, k), logits.device)
+    if backend == "torch":
+        sorted_topk(logits, key_start, key_end, out)
+        return out
     if M == 0:
         return out
     sizes = topk_sizes(N)

@@ -17,11 +17,11 @@ from cpkit.comm.base import Comm
 from cpkit.kernels.candidates import best_candidates, global_topk, local_candidates, pack_candidates
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.index_cache import pack_index_keys, unpack_index_keys
+from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.table_slots import table_slots
-from cpkit.kernels.topk import topk_reference
+from cpkit.kernels.topk import topk
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
-from cpkit.worker.logits import tiled_logits
 from cpkit.worker.places import Places
 
 Candidates = tuple[torch.Tensor, torch.Tensor]
@@ -139,9 +139,9 @@ class Selector:
     ) -> Candidates:
         """Logits of some tokens against some keys, and the best of them."""
         key_start, key_end = ranges
-        logits = tiled_logits(queries.q, values, scales, queries.weights, key_start, key_end)
+        logits = mqa_logits(queries.q, values, scales, queries.weights, key_start, key_end, backend="torch")
         return local_candidates(
-            topk_reference(logits, key_start, key_end, self.topk),
+            topk(logits, key_start, key_end, self.topk, backend="torch"),
             logits,
             key_start,
             dcp_size=placing.dcp_size,

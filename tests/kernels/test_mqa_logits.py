@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from cpkit.errors import PlanError  # noqa: E402
+from cpkit.errors import ConfigError, PlanError  # noqa: E402
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,8 +60,9 @@ def test_random_data_within_the_bound():
 def test_nothing_outside_a_range_is_written(outside):
     M, N = 9, 200
     data = inputs(M, N, 64, 5, exact=True)
+    last = 50 if DEVICE == "cpu" else 0  # on a GPU a range may end before it starts: it is empty
     start = bounds(0, 100, -7, 199, 200, 64, 63, 90, 50)
-    end = bounds(200, 101, 999, 200, 200, 128, 65, 20, 0)  # the last two rows end before they start
+    end = bounds(200, 101, 999, 200, 200, 128, 65, 90, last)
     out = torch.full((M, N + 3), 77.0, device=DEVICE)[:, :N]
     mqa_logits(*data, start, end, out=out, outside=outside)
     want, key = counted(*data), np.arange(N)
@@ -104,7 +105,27 @@ def test_refusals():
         mqa_logits(q, k, scale, weights, start.long(), end)
     with pytest.raises(PlanError, match="k is float8"):
         mqa_logits(q, k[:, :64].contiguous(), scale, weights, start, end)
+    with pytest.raises(PlanError, match="heads of 64 values"):
+        mqa_logits(q[..., :64].contiguous(), k[:, :64].contiguous(), scale, weights, start, end)
+    with pytest.raises(ConfigError, match="backend='gluon'"):
+        mqa_logits(q, k, scale, weights, start, end, backend="gluon")
     with pytest.raises(PlanError, match="outside='zero'"):
         mqa_logits(q, k, scale, weights, start, end, outside="zero")
     with pytest.raises(PlanError, match="heads of a token"):
         mqa_logits(q.transpose(0, 1).contiguous().transpose(0, 1), k, scale, weights, start, end)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the host does not look at ranges")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_range_that_ends_before_it_starts_is_refused(backend):
+    with pytest.raises(PlanError, match="row 1: key_start=3 lies behind key_end=2"):
+        mqa_logits(*inputs(2, 5, 32, 10, exact=True), bounds(0, 3), bounds(0, 2), backend=backend)
+
+
+@pytest.mark.parametrize("H", [32, 64])
+def test_backends_agree_to_the_bit_on_small_integers(H):
+    data, start, end = inputs(6, 150, H, 11, exact=True), bounds(0, 0, 3, 70, 150, 149), bounds(1, 150, 3, 99, 150, 150)
+    torch_logits, triton_logits = (
+        mqa_logits(*data, start, end, outside="-inf", backend=one) for one in ("torch", "triton")
+    )
+    assert torch_logits.tolist() == triton_logits.tolist()

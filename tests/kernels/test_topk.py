@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from cpkit.errors import ConfigError, PlanError  # noqa: E402
+from cpkit.kernels import topk_torch  # noqa: E402
 from cpkit.kernels.topk import topk, topk_reference  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,8 +35,10 @@ def check(rows, starts, ends, k, *, stride=0):
     out = torch.full((len(rows), k), 7, dtype=torch.int32, device=DEVICE)
     topk(device, start, end, k, out=out)
     reference = topk_reference(device, start, end, k)
+    by_torch = topk(device, start, end, k, backend="torch")
     for i, row in enumerate(rows):
         want, missing = expected(row, starts[i], ends[i], k)
+        assert by_torch[i].tolist() == reference[i].tolist(), "torch gives the order of the reference"
         for name, got in (("kernel", out[i].tolist()), ("reference", reference[i].tolist())):
             assert got[k - missing :] == [-1] * missing, f"{name} row {i}: -1 belongs at the end"
             assert sorted(got[: k - missing]) == want, f"{name} row {i}"
@@ -82,7 +85,8 @@ def test_hostile_rows(name):
 def test_places_outside_a_range_are_never_chosen():
     row = np.random.default_rng(0).standard_normal(700).astype(np.float32)
     row[:50] = row[690:] = INF
-    starts, ends = [50, 0, -9, 50, 300, 699, 650], [690, 0, 5, 10**6, 200, 700, 650]
+    last = 300 if DEVICE == "cpu" else 200  # on a GPU a range may end before it starts: it is empty
+    starts, ends = [50, 0, -9, 50, 699, 650, 300], [690, 0, 5, 10**6, 700, 650, last]
     check([row.tolist()] * 7, starts, ends, 512)
 
 
@@ -98,9 +102,32 @@ def test_no_rows():
 
 def test_refusals():
     logits, bound = torch.zeros(1, 8, device=DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    with pytest.raises(ConfigError, match="k=100"):
+    with pytest.raises(ConfigError, match=r"k=100.*backend='torch' takes any"):
         topk(logits, bound, bound, 100)
+    with pytest.raises(PlanError, match="k=0"):
+        topk(logits, bound, bound, 0, backend="torch")
+    with pytest.raises(ConfigError, match="backend='cuda'"):
+        topk(logits, bound, bound, 512, backend="cuda")
     with pytest.raises(PlanError, match="key_end"):
         topk(logits, bound, bound.long(), 512)
     with pytest.raises(PlanError, match="logits"):
         topk(logits.double(), bound, bound, 512)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the host does not look at ranges")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_range_that_ends_before_it_starts_is_refused(backend):
+    start, end = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 3], [0, 2]))
+    with pytest.raises(PlanError, match="row 1: key_start=3 lies behind key_end=2"):
+        topk(torch.zeros(2, 8), start, end, 512, backend=backend)
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 8, 9])
+def test_torch_takes_any_k_and_sorts_tile_by_tile(k, monkeypatch):
+    monkeypatch.setattr(topk_torch, "TILE_SCORES", 20)  # rows of 8: two at a time
+    rows = torch.randint(-2, 3, (5, 8), generator=torch.Generator().manual_seed(k)).float()
+    starts, ends = [0, 1, 2, 5, 8], [8, 8, 7, 5, 8]
+    picked = topk(rows, torch.tensor(starts).int(), torch.tensor(ends).int(), k, backend="torch")
+    for row, start, end, got in zip(rows.tolist(), starts, ends, picked.tolist(), strict=True):
+        order = sorted(range(start, end), key=lambda pos: (-row[pos], pos))[:k]
+        assert got == [pos - start for pos in order] + [-1] * (k - len(order))
