@@ -200,4 +200,4 @@ def paged_mqa_logits_hopper(
 
 def tokens_at_once(num_heads: int, num_tokens: int) -> int:
     """Query tokens of a row that share a pass over its pages: a power of two, up to 256 columns (token, head)."""
-    return min(triton.next_power_of_2(num_tokens), 256 // num_heads)
+    return int(min(triton.next_power_of_2(num_tokens), 256 // num_heads))

@@ -2,6 +2,7 @@
 
 from cpkit.kernels import paged_mqa_logits as portable
 from cpkit.kernels import paged_mqa_logits_gluon as hopper
+from cpkit.kernels.mqa_logits import NUM_HEADS
 from cpkit.kernels.registry.entry import KernelEntry
 
 
@@ -12,7 +13,7 @@ def paged_logits_entries() -> list[KernelEntry]:
     common |= {"table_stride": "i64", "out_stride": "i64"}
     pages = {"q": "*fp8e4nv", "cache": "*u8", **common, "num_blocks": "i32", "page_bytes": "i64"}
     entries = []
-    for H in portable.NUM_HEADS:
+    for H in NUM_HEADS:
         tokens = 1
         while tokens * H <= portable.COLUMNS:
             name = f"H{H}-n{tokens}"
