@@ -1,0 +1,181 @@
+"""What one rank's memory holds: weights, buffers, and caches with room for so many tokens.
+
+Bytes a token takes on one rank, over its layers of a kind; dcp=8, deepseek-v3.2 (61 layers of 656 + 132 bytes):
+
+    keys sharded, index keys sharded       61 x 656 / 8 + 61 x 132 / 8      dcp = 8 holds 8.0 times the tokens
+    keys sharded, index keys replicated    61 x 656 / 8 + 61 x 132          3.7 times
+
+Latent keys have one head, so TP and PCP ranks outside a DCP group hold them again: what one rank has room for, times
+the ranks that share it (dcp), is what the replica has room for.
+"""
+
+import math
+from dataclasses import dataclass
+
+from cpkit.arrays import ceil_div
+from cpkit.budget import Budget
+from cpkit.errors import ConfigError
+from cpkit.layers import Layer
+from cpkit.model import Model
+from cpkit.sizing.chips import Chip
+from cpkit.sizing.figures import Figure
+from cpkit.sizing.memory_buffers import Buffer, list_buffers
+from cpkit.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """What decides a rank's memory.
+
+    weights: bytes on one rank. utilization: share of the chip's memory that may be used. replicates_index: every rank
+    of a DCP group keeps all indexer keys. max_model_len: tokens of the longest request. merge: ag_rs or a2a.
+    """
+
+    model: Model
+    topology: Topology
+    budget: Budget
+    chip: Chip
+    weights: Figure
+    utilization: Figure
+    max_model_len: int
+    replicates_index: bool = False
+    merge: str = "ag_rs"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRow:
+    """Caches of one kind of layer on one rank, over all layers of the kind that it has.
+
+    num_layers: of the whole model. keys, index: bytes one token of context takes. window: bytes one request takes,
+    whatever its length.
+    """
+
+    kind: str
+    num_layers: int
+    keys: float
+    index: float
+    window: float
+
+    @property
+    def per_token(self) -> float:
+        """Bytes of both caches."""
+        return self.keys + self.index
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One rank's memory, in bytes, and what it has room for.
+
+    rows: caches by kind of layer. buffers: workspace, logits, and what collectives fill, as if all held at once.
+    room: what weights and buffers leave of chip * utilization, for caches.
+    """
+
+    settings: MemorySettings
+    rows: tuple[CacheRow, ...]
+    buffers: tuple[Buffer, ...]
+    room: float
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes on one rank that a token of context takes, over all layers."""
+        return sum(row.per_token for row in self.rows)
+
+    @property
+    def request_bytes(self) -> float:
+        """Bytes on one rank that a request takes beside its tokens: windows."""
+        return sum(row.window for row in self.rows)
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes on one rank behind one block id, which spans block_size * dcp tokens."""
+        return self.settings.topology.virtual_block * self.token_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Block ids, the null block included."""
+        return math.floor(self.room / self.block_bytes)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of context that one replica has room for; windows are not deducted."""
+        return max(self.num_blocks - 1, 0) * self.settings.topology.virtual_block
+
+    @property
+    def tokens_per_rank(self) -> int:
+        """Keys at ratio 1 that one rank stores of them."""
+        return self.tokens // self.settings.topology.dcp
+
+    def requests(self, length: int) -> int:
+        """Requests of so many tokens that one replica has room for at once, in whole blocks and with their windows."""
+        if length < 1:
+            raise ConfigError(f"request length {length}: it is at least 1 token")
+        blocks = ceil_div(length, self.settings.topology.virtual_block)
+        each: float = blocks * self.block_bytes + self.request_bytes
+        return max(math.floor((self.room - self.block_bytes) / each), 0)
+
+
+def plan_memory(settings: MemorySettings) -> Memory:
+    """The memory of the rank with most layers; raises ConfigError where weights and buffers leave no room."""
+    rows = cache_rows(settings.model, settings.topology, replicates_index=settings.replicates_index)
+    buffers = list_buffers(
+        settings.model,
+        settings.topology,
+        settings.budget,
+        max_model_len=settings.max_model_len,
+        replicates_index=settings.replicates_index,
+        merge=settings.merge,
+    )
+    if not 0 < settings.utilization.value <= 1:
+        raise ConfigError(f"utilization {settings.utilization.value:g}: a share of the memory is above 0, at most 1")
+    usable = settings.chip.hbm_bytes.value * settings.utilization.value
+    room = usable - settings.weights.value - sum(buffer.bytes for buffer in buffers)
+    memory = Memory(settings, rows, buffers, room)
+    if not memory.token_bytes:
+        raise ConfigError(f"{settings.model.name} keeps no paged KV: memory does not limit its tokens")
+    if memory.num_blocks < 2:
+        gib = [size / (1 << 30) for size in (usable, settings.weights.value, usable - settings.weights.value - room)]
+        raise ConfigError(
+            f"no room for KV on {settings.chip.name}: {gib[0]:.1f} GiB usable less {gib[1]:.1f} GiB of weights and "
+            f"{gib[2]:.1f} GiB of buffers a rank; use more ranks, a smaller workspace or weights of fewer bits"
+        )
+    return memory
+
+
+def cache_rows(model: Model, topology: Topology, *, replicates_index: bool) -> tuple[CacheRow, ...]:
+    """Caches by kind of layer on the rank with most layers (num_layers / pp, rounded up), linear layers left out."""
+    stage = largest_stage(model, topology)
+    return tuple(
+        _row(layer, topology, stage, replicates_index=replicates_index)
+        for layer in model.layers
+        if layer.compress_ratio or layer.window_size
+    )
+
+
+def largest_stage(model: Model, topology: Topology) -> float:
+    """Share of the layers that the fullest pipeline stage has."""
+    return math.ceil(model.num_layers / topology.pp) / model.num_layers
+
+
+def _row(layer: Layer, topology: Topology, stage: float, *, replicates_index: bool) -> CacheRow:
+    layers = layer.num_layers * stage
+    keys = layer.key_bytes / layer.compress_ratio if layer.compress_ratio and layer.owns_keys else 0.0
+    index = layer.index.key_bytes / layer.index.ratio if layer.index and layer.owns_index_keys else 0.0
+    reuses = layer.index is not None and not layer.runs_index
+    return CacheRow(
+        kind=layer.kind + (", reused selection" if reuses else "") + ("" if layer.owns_keys else ", reused keys"),
+        num_layers=layer.num_layers,
+        keys=layers * keys / topology.dcp,
+        index=layers * index / (1 if replicates_index else topology.dcp),
+        window=layers * window_tokens(layer.window_size, topology.block_size) * layer.window_bytes,
+    )
+
+
+def window_tokens(window_size: int, block_size: int) -> int:
+    """Tokens of the blocks that a window lies in at worst, when its last token begins a block.
+
+    window 4, block 4:    .xxx x...    two blocks
+    """
+    if not window_size:
+        return 0
+    blocks: int = ceil_div(window_size - 1, block_size) + 1
+    return blocks * block_size
