@@ -20,13 +20,20 @@ block table or at a negative position is not written.
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from cpkit.errors import ConfigError
+from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
-from cpkit.kernels.dcp_local_lens import split_position
-from cpkit.kernels.token_to_req import find_positions, find_rows
+from cpkit.kernels.dcp_local_lens import owners_of_positions, shard_constants, split_position
+from cpkit.kernels.token_to_req import find_positions, find_rows, positions_of_tokens, rows_of_tokens
 from cpkit.planner.slots import NULL_BLOCK, PAD
 from cpkit.planner.state_slots import check_states_whole
+
+BLOCK = 256
+NUM_WARPS = 4
+"""Tokens of one program and its warps."""
 
 
 def compressed_slots_reference(
@@ -52,6 +59,68 @@ def compressed_slots_reference(
     return torch.where(slot_mapping >= 0, slot, PAD)
 
 
+@triton.jit
+def slots_of_positions(
+    pos, row, written, block_tables, width, table_stride,
+    RATIO: tl.constexpr, STATES_PER_BLOCK: tl.constexpr, DCP_SIZE: tl.constexpr, INTERLEAVE: tl.constexpr,
+):  # fmt: skip
+    """Slot (-1: none) of the state that each position completes, and its owner, int64; pos: int64, row: int32.
+
+    Divisions are of int32, which holds every position; addresses are int64. Lanes without a state read no block.
+    """
+    written = written & (pos >= 0) & (pos <= 0x7FFFFFFF)
+    at = tl.where(written, pos, 0).to(tl.int32)
+    owner, local = owners_of_positions(at, DCP_SIZE, INTERLEAVE)
+    state = local // RATIO
+    column = state // STATES_PER_BLOCK
+    written = written & (at % RATIO == RATIO - 1) & (column < width)
+    place = row.to(tl.int64) * table_stride + tl.where(written, column, 0)
+    block = tl.load(block_tables + place, mask=written, other=0).to(tl.int64)
+    slot = block * STATES_PER_BLOCK + (state - column * STATES_PER_BLOCK)
+    return tl.where(block > 0, slot, -1), owner.to(tl.int64)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "query_start_loc", "seq_lens", "row_stride", "block_tables", "out", "num_rows", "width",
+        "table_stride", "num_tokens", "num_out",
+    ],
+)  # fmt: skip
+def _compressed_slots_kernel(
+    tokens, query_start_loc, seq_lens, row_stride, block_tables, out,
+    num_rows: tl.int32, width: tl.int32, table_stride: tl.int64, num_tokens: tl.int64, num_out: tl.int64,
+    RATIO: tl.constexpr, STATES_PER_BLOCK: tl.constexpr, DCP_SIZE: tl.constexpr, INTERLEAVE: tl.constexpr,
+    STRIDED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """tokens: the tokens' own slots, or (PACKED) which of them write; out is written in full."""
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_step = (token < num_tokens) & (token < tl.load(query_start_loc + num_rows))
+    if PACKED:
+        written = in_step & (tl.load(tokens + token, mask=in_step, other=0) != 0)
+    else:
+        written = in_step & (tl.load(tokens + token, mask=in_step, other=-1) >= 0)
+    row = rows_of_tokens(query_start_loc, token, num_rows)
+    pos = positions_of_tokens(query_start_loc, seq_lens, row_stride, token, row, STRIDED)
+    slot, owner = slots_of_positions(
+        pos, row, written, block_tables, width, table_stride, RATIO, STATES_PER_BLOCK, DCP_SIZE, INTERLEAVE
+    )
+    if PACKED:
+        slot = tl.where(slot >= 0, slot * DCP_SIZE + owner, -1)
+    tl.store(out + token, slot, mask=token < num_out)
+
+
+@triton.jit(do_not_specialize=["packed", "out", "dcp_rank", "num_packed", "num_out"])
+def _unpack_kernel(
+    packed, out, dcp_rank: tl.int64, num_packed: tl.int64, num_out: tl.int64,
+    DCP_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    both = tl.load(packed + i, mask=i < num_packed, other=-1)
+    slot = both // DCP_SIZE
+    mine = (both >= 0) & (both - slot * DCP_SIZE == dcp_rank)
+    tl.store(out + i, tl.where(mine, slot, -1), mask=i < num_out)
+
+
 def compressed_slots(
     slot_mapping: torch.Tensor,
     query_start_loc: torch.Tensor,
@@ -64,13 +133,19 @@ def compressed_slots(
     interleave: int = 1,
     row_stride: torch.Tensor | None = None,
     out: torch.Tensor,
+    backend: str = "torch",
 ) -> None:
     """Write the slot of each token's state into out; slot_mapping: [num_tokens] int64, the tokens' own slots."""
+    check_backend("compressed_slots", backend, BACKENDS, compiled=_compressed_slots_kernel, device=out.device)
     _check_inputs(query_start_loc, seq_lens, block_tables, row_stride, out)
     _check_sizes(compress_ratio, states_per_block, dcp_size, interleave)
     check_tensor("slot_mapping", slot_mapping, torch.int64, (None,), out.device)
     num_tokens = slot_mapping.numel()
     _check_room(num_tokens, out)
+    if backend == "triton":
+        sizes = state_constants(compress_ratio, states_per_block, dcp_size, interleave)
+        _launch(slot_mapping, query_start_loc, seq_lens, block_tables, row_stride, sizes, out)
+        return
     out[num_tokens:].fill_(PAD)
     out[:num_tokens].copy_(
         compressed_slots_reference(
@@ -122,13 +197,19 @@ def packed_compressed_slots(
     interleave: int,
     row_stride: torch.Tensor | None = None,
     out: torch.Tensor,
+    backend: str = "torch",
 ) -> None:
     """Write slot and owner of each token's state into out; writes_kv: [num_tokens] bool, the token writes its KV."""
+    check_backend("packed_compressed_slots", backend, BACKENDS, compiled=_compressed_slots_kernel, device=out.device)
     _check_inputs(query_start_loc, seq_lens, block_tables, row_stride, out)
     _check_sizes(compress_ratio, states_per_block, dcp_size, interleave)
     check_tensor("writes_kv", writes_kv, torch.bool, (None,), out.device)
     num_tokens = writes_kv.numel()
     _check_room(num_tokens, out)
+    if backend == "triton":
+        sizes = state_constants(compress_ratio, states_per_block, dcp_size, interleave)
+        _launch(writes_kv, query_start_loc, seq_lens, block_tables, row_stride, sizes, out)
+        return
     out[num_tokens:].fill_(PAD)
     out[:num_tokens].copy_(
         packed_compressed_slots_reference(
@@ -150,14 +231,61 @@ def unpack_compressed_slots_reference(packed: torch.Tensor, *, dcp_size: int, dc
     return torch.where((packed >= 0) & (packed - slot * dcp_size == dcp_rank), slot, PAD)
 
 
-def unpack_compressed_slots(packed: torch.Tensor, *, dcp_size: int, dcp_rank: int, out: torch.Tensor) -> None:
+def unpack_compressed_slots(
+    packed: torch.Tensor, *, dcp_size: int, dcp_rank: int, out: torch.Tensor, backend: str = "torch"
+) -> None:
     """Write the slots that one DCP rank keeps into out; packed: [n] int64, gathered."""
+    check_backend("unpack_compressed_slots", backend, BACKENDS, compiled=_unpack_kernel, device=out.device)
     check_shard(dcp_size, dcp_rank, 1)
     check_tensor("packed", packed, torch.int64, (None,), out.device)
     check_tensor("out", out, torch.int64, (None,), out.device)
-    _check_room(packed.numel(), out)
-    out[packed.numel() :].fill_(PAD)
-    out[: packed.numel()].copy_(unpack_compressed_slots_reference(packed, dcp_size=dcp_size, dcp_rank=dcp_rank))
+    num_packed, num_out = packed.numel(), out.numel()
+    _check_room(num_packed, out)
+    if backend == "torch":
+        out[num_packed:].fill_(PAD)
+        out[:num_packed].copy_(unpack_compressed_slots_reference(packed, dcp_size=dcp_size, dcp_rank=dcp_rank))
+    elif num_out:
+        _unpack_kernel[(triton.cdiv(num_out, BLOCK),)](
+            packed, out, dcp_rank, num_packed, num_out, DCP_SIZE=dcp_size, BLOCK=BLOCK, num_warps=NUM_WARPS
+        )
+
+
+def state_constants(compress_ratio: int, states_per_block: int, dcp_size: int, interleave: int) -> dict[str, int]:
+    """How kernels are compiled for one kind of compressed cache."""
+    return {"RATIO": compress_ratio, "STATES_PER_BLOCK": states_per_block, **shard_constants(dcp_size, interleave)}
+
+
+def _launch(
+    tokens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_stride: torch.Tensor | None,
+    sizes: dict[str, int],
+    out: torch.Tensor,
+) -> None:
+    num_rows, num_out = seq_lens.numel(), out.numel()
+    if not num_rows:
+        out.fill_(PAD)
+    elif num_out:
+        _compressed_slots_kernel[(triton.cdiv(num_out, BLOCK),)](
+            tokens,
+            query_start_loc,
+            seq_lens,
+            seq_lens if row_stride is None else row_stride,  # not read: a None would be a kernel of its own
+            block_tables,
+            out,
+            num_rows,
+            block_tables.shape[1],
+            block_tables.stride(0),
+            tokens.numel(),
+            num_out,
+            **sizes,
+            STRIDED=row_stride is not None,
+            PACKED=tokens.dtype == torch.bool,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+        )
 
 
 def _state_places(

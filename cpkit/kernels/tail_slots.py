@@ -12,11 +12,18 @@ int32; out: int64, as long as slot_mapping, written in full.
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from cpkit.errors import PlanError
+from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
-from cpkit.kernels.token_to_req import find_rows
+from cpkit.kernels.token_to_req import find_rows, rows_of_tokens
 from cpkit.planner.slots import NULL_BLOCK, PAD
+
+BLOCK = 256
+NUM_WARPS = 4
+"""Tokens of one program and its warps."""
 
 
 def tail_slots_reference(
@@ -35,6 +42,33 @@ def tail_slots_reference(
     return torch.cat([slots, slot_mapping[num_tokens:]])
 
 
+@triton.jit
+def tails_of_positions(pos, row, block_tables, table_stride, KPOOL: tl.constexpr):
+    """Tail slot of each position, int64, -1 where it is negative or its row has no block; pos: int64, row: int32."""
+    block = tl.load(block_tables + row.to(tl.int64) * table_stride).to(tl.int64)
+    return tl.where((block > 0) & (pos >= 0), block * KPOOL + pos % KPOOL, -1)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "slot_mapping", "positions", "query_start_loc", "block_tables", "out", "num_rows", "table_stride", "num_tokens",
+        "num_out",
+    ],
+)  # fmt: skip
+def _tail_slots_kernel(
+    slot_mapping, positions, query_start_loc, block_tables, out,
+    num_rows: tl.int32, table_stride: tl.int64, num_tokens: tl.int64, num_out: tl.int64,
+    KPOOL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = token < num_tokens
+    kept = tl.load(slot_mapping + token, mask=(token < num_out) & (token >= num_tokens), other=-1)
+    pos = tl.load(positions + token, mask=real, other=-1)
+    row = rows_of_tokens(query_start_loc, token, num_rows)
+    slot = tails_of_positions(pos, row, block_tables, table_stride, KPOOL)
+    tl.store(out + token, tl.where(real, slot, kept), mask=token < num_out)
+
+
 def tail_slots(
     slot_mapping: torch.Tensor,
     positions: torch.Tensor,
@@ -44,8 +78,10 @@ def tail_slots(
     kpool: int,
     num_tokens: int,
     out: torch.Tensor,
+    backend: str = "torch",
 ) -> None:
     """Write the tail slot of every token into out."""
+    check_backend("tail_slots", backend, BACKENDS, compiled=_tail_slots_kernel, device=out.device)
     device, num_rows = slot_mapping.device, query_start_loc.numel() - 1
     check_positive(kpool=kpool)
     check_tensor("query_start_loc", query_start_loc, torch.int32, (None,), device)
@@ -65,7 +101,24 @@ def tail_slots(
         )
     if not num_tokens:
         out.copy_(slot_mapping)
-        return
-    out.copy_(
-        tail_slots_reference(slot_mapping, positions, query_start_loc, block_tables, kpool=kpool, num_tokens=num_tokens)
-    )
+    elif backend == "torch":
+        out.copy_(
+            tail_slots_reference(
+                slot_mapping, positions, query_start_loc, block_tables, kpool=kpool, num_tokens=num_tokens
+            )
+        )
+    else:
+        _tail_slots_kernel[(triton.cdiv(out.numel(), BLOCK),)](
+            slot_mapping,
+            positions,
+            query_start_loc,
+            block_tables,
+            out,
+            num_rows,
+            block_tables.stride(0),
+            num_tokens,
+            out.numel(),
+            KPOOL=kpool,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+        )
