@@ -1,0 +1,181 @@
+"""Weights of a model by what is done with them, counted from its config: the part of a layer that no plan describes.
+
+    replicated    applied by every TP rank to all its tokens: down-projections, the indexer's, norms left out
+    split         attention heads over TP: up-projections, absorbed key and value projections, output
+    dense, expert feed-forward weights; experts lie over all ranks of a replica, a dense or shared part over TP
+
+V3.2 and GLM (one latent, absorbed heads), per layer and head:  q_lora x (nope + rope) + nope x latent + latent x v +
+v x hidden. V4 (K = V, no absorption):  q_lora x head + head x o_lora, and one o_groups x o_lora x hidden for all.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cpkit.errors import ConfigError
+from cpkit.layers import Layer
+from cpkit.model import MODELS, Model
+from cpkit.sizing.figures import Figure
+from cpkit.topology import Topology
+
+FP4_BYTES = 0.5625
+"""Bytes of an fp4 weight with its share of an 8-bit scale for 16 values."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Weights of one attention layer of a kind.
+
+    replicated: on every TP rank. queries, output: over all heads, before the attention and behind it.
+    """
+
+    replicated: int
+    queries: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """Counts of weights; bytes of a weight are the deployment's choice.
+
+    attention: by kind of layer, in model.layers' order. num_dense, num_moe: layers with a dense feed-forward and with
+    experts. dense: weights of one dense feed-forward. expert: of one expert. num_experts, active: routed experts of a
+    layer and how many a token takes. shared: of the part every token takes, the router included. head: of the output
+    head, and again of the embedding. streams: residual rows a token carries (hyper-connections). weight_bytes,
+    expert_bytes: bytes of one weight.
+    """
+
+    attention: tuple[AttentionWeights, ...]
+    num_dense: int
+    num_moe: int
+    dense: int
+    expert: int
+    num_experts: int
+    active: int
+    shared: int
+    head: int
+    streams: int
+    weight_bytes: Figure
+    expert_bytes: Figure
+
+    def rank_bytes(self, model: Model, topology: Topology) -> Figure:
+        """Weights of one rank: heads and dense parts split over TP, experts over the replica, the rest on each."""
+        tp, replica = topology.tp, topology.replica_size
+        plain = sum(
+            layer.num_layers * (attention.replicated + (attention.queries + attention.output) / tp)
+            for layer, attention in zip(model.layers, self.attention, strict=True)
+        )
+        plain += self.num_dense * self.dense / tp + self.num_moe * self.shared / tp
+        experts = self.num_moe * -(-self.num_experts // replica) * self.expert
+        size = plain * self.weight_bytes.value + experts * self.expert_bytes.value + 2 * 2 * self.head / tp
+        return Figure(
+            size / topology.pp,
+            "counted",
+            f"config of {model.name}: experts over {replica} ranks in {self.expert_bytes.value:g} B, heads over tp in "
+            f"{self.weight_bytes.value:g} B a weight, embedding and head in bf16",
+        )
+
+
+def load_weights(name_or_path: str | Path, model: Model, *, weight_bits: int | None = None) -> ModelWeights:
+    """Weights of a shipped model, or of a config.json, whose Model was read from the same place; raises ConfigError.
+
+    weight_bits: of experts' weights, and where at least 8 of all: 16, 8 or 4; None: as the config says, else 8.
+    """
+    facts = _facts(name_or_path)
+    if weight_bits not in (None, 4, 8, 16):
+        raise ConfigError(f"weights of {weight_bits} bits: 16, 8 or 4")
+    hidden = model.hidden_size
+    num_experts = _number(facts, "n_routed_experts", 0)
+    first_dense = min(_number(facts, "first_k_dense_replace", 0), model.num_layers)
+    inner = _number(facts, "moe_intermediate_size", 0)
+    num_moe = model.num_layers - first_dense if num_experts else 0
+    weight, expert = _weight_bytes(facts, weight_bits)
+    return ModelWeights(
+        attention=tuple(_attention(layer, facts, hidden, model.num_heads) for layer in model.layers),
+        num_dense=model.num_layers - num_moe,
+        num_moe=num_moe,
+        dense=3 * hidden * _number(facts, "intermediate_size", inner),
+        expert=3 * hidden * inner,
+        num_experts=num_experts,
+        active=_number(facts, "num_experts_per_tok", 0),
+        shared=_number(facts, "n_shared_experts", 0) * 3 * hidden * inner + hidden * num_experts,
+        head=hidden * _number(facts, "vocab_size", 0),
+        streams=_number(facts, "hc_mult", 1),
+        weight_bytes=weight,
+        expert_bytes=expert,
+    )
+
+
+def _attention(layer: Layer, facts: Mapping[str, Any], hidden: int, heads: int) -> AttentionWeights:
+    if layer.kind == "linear":
+        each = hidden * _number(facts, "linear_num_heads", heads) * _number(facts, "linear_head_dim", 128)
+        return AttentionWeights(0, 3 * each, each)
+    q_lora = _number(facts, "q_lora_rank", hidden)
+    index = _index(layer, q_lora, hidden)
+    if "kv_lora_rank" in facts:
+        latent, rope = _number(facts, "kv_lora_rank", 0), _number(facts, "qk_rope_head_dim", 0)
+        nope, value = _number(facts, "qk_nope_head_dim", 0), _number(facts, "v_head_dim", 0)
+        return AttentionWeights(
+            replicated=hidden * (q_lora + latent + rope) + index,
+            queries=heads * (q_lora * (nope + rope) + nope * latent),
+            output=heads * (latent * value + value * hidden),
+        )
+    head, o_lora = _number(facts, "head_dim", 0), _number(facts, "o_lora_rank", 0)
+    # a state of ratio 4 is made from two overlapping runs of tokens; keys and their weights are projected alike
+    made = hidden * head * (0 if layer.compress_ratio <= 1 else 4 if layer.compress_ratio == 4 else 2)
+    return AttentionWeights(
+        replicated=hidden * (q_lora + head) + made + index,
+        queries=heads * head * q_lora,
+        output=heads * head * o_lora + _number(facts, "o_groups", 1) * o_lora * hidden,
+    )
+
+
+def _index(layer: Layer, q_lora: int, hidden: int) -> int:
+    """The indexer's projections of queries, keys and head weights."""
+    if layer.index is None or not layer.runs_index:
+        return 0
+    made = 4 if layer.index.ratio == 4 and layer.window_size else 1
+    return (
+        q_lora * layer.index.num_heads * layer.index.head_dim
+        + hidden * layer.index.head_dim * made
+        + hidden * layer.index.num_heads
+    )
+
+
+def _weight_bytes(facts: Mapping[str, Any], weight_bits: int | None) -> tuple[Figure, Figure]:
+    """Bytes of one weight, of all and of experts."""
+    if weight_bits is not None:
+        all_of_them = Figure(max(weight_bits, 8) / 8, "given", f"{weight_bits}-bit weights")
+        return all_of_them, Figure(FP4_BYTES if weight_bits == 4 else weight_bits / 8, "given", all_of_them.source)
+    known = "quantization_config" in facts
+    plain = Figure(
+        1.0, *(("counted", "fp8 in the config") if known else ("assumed", "served in fp8, the usual choice"))
+    )
+    if facts.get("expert_dtype") == "fp4":
+        return plain, Figure(FP4_BYTES, "counted", "expert_dtype fp4 in the config")
+    return plain, plain
+
+
+def _facts(name_or_path: str | Path) -> dict[str, Any]:
+    """The fields of a config, as load_model reads them; it has read and checked the same file before."""
+    if str(name_or_path) in MODELS:
+        text = (resources.files("cpkit") / "data" / "models" / f"{name_or_path}.json").read_text(encoding="utf-8")
+    else:
+        path = Path(name_or_path)
+        text = (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")
+    config = json.loads(text)
+    config = config.get("config") or config
+    found: dict[str, Any] = config.get("text_config") or config
+    return found
+
+
+def _number(facts: Mapping[str, Any], field: str, default: int) -> int:
+    value = facts.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{field}={value!r} in the config: it is a whole number, not negative")
+    return value
