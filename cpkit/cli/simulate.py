@@ -17,6 +17,7 @@ from cpkit.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from cpkit.settings import StepSettings
     from cpkit.simulate.result import ReplaySettings, Simulation
+    from cpkit.sizing.cost_clock import PlannedClock
 
 MAX_PROCESSES = 8
 MAX_STEPS = 1 << 40
@@ -93,6 +94,21 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         help="chance that a draft token is kept after those before it (default: 0.7)",
     )
     replay.add_argument(
+        "--cost",
+        metavar="CHIP",
+        help="take steps' durations from the cost model of this chip, and report waits, throughput and idle ranks",
+    )
+    replay.add_argument(
+        "--weight-bits", type=whole_number, metavar="N", help="--cost: bits of a weight (default: the config's, or 8)"
+    )
+    replay.add_argument(
+        "--overlap",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="--cost: share of the collectives that runs behind computation (default: 0)",
+    )
+    replay.add_argument(
         "--processes",
         type=whole_number,
         metavar="N",
@@ -133,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace(args.trace, seed=args.seed, skip_bad=args.skip_bad)
     line = ProgressLine()
     try:
-        simulation = simulate(trace, settings, replay, on_progress=line.show)
+        simulation = simulate(trace, settings, replay, clock=read_clock(args, settings), on_progress=line.show)
     finally:
         line.clear()
     if args.json is not None:
@@ -167,6 +183,23 @@ def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSi
         check_every=args.check,
         processes=processes,
     )
+
+
+def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedClock | None":
+    """The clock of --cost; raises ConfigError."""
+    if args.cost is None:
+        if args.weight_bits is not None or args.overlap:
+            raise ConfigError("--weight-bits and --overlap belong to --cost CHIP: name the chip")
+        return None
+    from cpkit.sizing.chips import chip
+    from cpkit.sizing.cost_assumptions import Assumptions
+    from cpkit.sizing.cost_clock import PlannedClock
+    from cpkit.sizing.cost_facts import load_weights
+    from cpkit.sizing.cost_model import CostModel
+
+    weights = load_weights(args.model, settings.model, weight_bits=args.weight_bits)
+    assumptions = Assumptions(overlap=args.overlap)
+    return PlannedClock(CostModel(settings.model, weights, settings.topology, chip(args.cost), assumptions), settings)
 
 
 def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:

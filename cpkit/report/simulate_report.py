@@ -1,6 +1,7 @@
 """A replay as text, for the engineer who will choose the sizes."""
 
 from cpkit.promises.violation import RULES
+from cpkit.report.cost_report import cost_report
 from cpkit.report.table import count, indent, micros, plural, share, size, table
 from cpkit.report.words import merge_text, partition_text, sizes_text, stages_text
 from cpkit.simulate.result import Quantiles, Simulation
@@ -21,6 +22,7 @@ def simulate_report(simulation: Simulation, pool_source: str) -> str:
         "",
         *_replay(simulation),
         "",
+        *([] if simulation.cost is None else [*cost_report(simulation.cost), ""]),
         *_promises(simulation),
         "",
         *_balance(simulation),

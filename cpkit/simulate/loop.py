@@ -22,10 +22,13 @@ from time import perf_counter
 from cpkit.batch import Batch
 from cpkit.errors import ConfigError
 from cpkit.settings import StepSettings
+from cpkit.simulate.cost import summarise_cost
+from cpkit.simulate.pressure import Pressure
 from cpkit.simulate.record import StepRecord, record_step
 from cpkit.simulate.result import ReplaySettings, Simulation, summarise
+from cpkit.sizing.cost_clock import PlannedClock
 from cpkit.workload.request import Trace
-from cpkit.workload.scheduler import Scheduler
+from cpkit.workload.scheduler import ScheduledStep, Scheduler
 from cpkit.workload.stats import ReplayStats
 
 LOT_PLANS = 64
@@ -62,10 +65,12 @@ def simulate(
     settings: StepSettings,
     replay: ReplaySettings,
     *,
+    clock: PlannedClock | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Simulation:
     """Replay a trace to its end, or to replay.max_steps; an interrupt (Ctrl-C) ends it early with what there is.
 
+    clock: of the steps' durations, of the same settings; None: a rough estimate, and no figures of cost.
     Raises ConfigError for settings that cannot work with this trace, before the first step, or when a planning process
     is killed, and PlanError for a step that no plan can fit into the budget.
     """
@@ -78,12 +83,14 @@ def simulate(
         num_kv_blocks=replay.num_kv_blocks,
         max_model_len=replay.max_model_len,
         acceptance_rate=replay.acceptance_rate,
+        clock=clock,
         seed=replay.seed,
     )
+    pressure = Pressure()
     stats = scheduler.stats
     records: list[StepRecord] = []
     complete = False
-    steps = planned(lots(scheduler, settings, replay.max_steps), settings, replay)
+    steps = planned(lots(scheduler, settings, replay.max_steps, pressure), settings, replay)
     with suppress(KeyboardInterrupt), closing(steps):
         for lot, lot_records in steps:
             records.extend(lot_records)
@@ -94,7 +101,11 @@ def simulate(
         stats = scheduler.stats  # requests behind the last step may have been refused since
         complete = True
     wall_s = perf_counter() - start
-    return summarise(trace, settings, replay, records, stats, wall_s=wall_s, complete=complete)
+    cost = None
+    if clock is not None:
+        num_gpus = settings.topology.replica_size
+        cost = summarise_cost(clock, pressure, stats, num_blocks=replay.num_kv_blocks, num_gpus=num_gpus)
+    return summarise(trace, settings, replay, records, stats, cost=cost, wall_s=wall_s, complete=complete)
 
 
 def check_merge(trace: Trace, settings: StepSettings) -> None:
@@ -106,12 +117,19 @@ def check_merge(trace: Trace, settings: StepSettings) -> None:
         settings.model.check_merge(settings.topology)
 
 
-def lots(scheduler: Scheduler, settings: StepSettings, max_steps: int | None) -> Iterator[Lot]:
-    """The steps of a replay, several at a time where planning one is quick."""
-    steps = islice(scheduler, max_steps)
+def lots(scheduler: Scheduler, settings: StepSettings, max_steps: int | None, pressure: Pressure) -> Iterator[Lot]:
+    """The steps of a replay, several at a time where planning one is quick; each is added to pressure."""
+    steps = watched(islice(scheduler, max_steps), pressure)
     lot_size = max(1, LOT_PLANS // settings.topology.replica_size)
     while lot := tuple((step.index, step.batch) for step in islice(steps, lot_size)):
         yield Lot(lot, scheduler.stats)
+
+
+def watched(steps: Iterator[ScheduledStep], pressure: Pressure) -> Iterator[ScheduledStep]:
+    """The steps as they are, each added to pressure on its way."""
+    for step in steps:
+        pressure.add(step)
+        yield step
 
 
 def planned(

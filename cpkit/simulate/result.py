@@ -9,6 +9,7 @@ import numpy as np
 
 from cpkit.arrays import FloatArray
 from cpkit.settings import StepSettings
+from cpkit.simulate.cost import ReplayCost
 from cpkit.simulate.record import BrokenStep, StepRecord
 from cpkit.views.traffic import Traffic
 from cpkit.workload.request import Trace
@@ -65,6 +66,7 @@ class Simulation:
     balance: max/mean over ranks of tokens, causal_work and stored_keys. traffic: one rank's, over all steps
         and all layers (with pipeline stages a rank has its share of them).
     ttft_s, latency_s: seconds over requests, from when one could start to its first token and to its end.
+    cost: figures of the cost model, where it was the clock.
     planner_us: one rank's plan of a step; planner_all_us: all ranks of it, one after another.
     broken: the first MAX_BROKEN steps that break a promise. complete: the trace or max_steps was reached.
     """
@@ -87,6 +89,7 @@ class Simulation:
     latency_s: Quantiles
     planner_us: Quantiles
     planner_all_us: Quantiles
+    cost: ReplayCost | None
     wall_s: float
     complete: bool
 
@@ -133,6 +136,7 @@ class Simulation:
             "latency_s": asdict(self.latency_s),
             "planner_us": {**asdict(self.planner_us), "all_ranks": asdict(self.planner_all_us)},
             "simulated_s": self.stats.elapsed_s,
+            "cost": None if self.cost is None else self.cost.to_json(),
             "wall_s": self.wall_s,
         }
 
@@ -144,6 +148,7 @@ def summarise(
     records: Sequence[StepRecord],
     stats: ReplayStats,
     *,
+    cost: ReplayCost | None,
     wall_s: float,
     complete: bool,
 ) -> Simulation:
@@ -176,6 +181,7 @@ def summarise(
         latency_s=quantiles(stats.latency_s),
         planner_us=quantiles([us / settings.topology.replica_size for us in planner_us]),
         planner_all_us=quantiles(planner_us),
+        cost=cost,
         wall_s=wall_s,
         complete=complete,
     )

@@ -22,6 +22,10 @@ Work = Callable[[float, float, int], tuple[float, float]]
 """Flops and bytes of a kernel from query rows, keys a row, and heads."""
 
 
+WIDER = {"fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16"), "bf16": ("bf16",)}
+"""What products of a dtype run as, the first that a chip has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel with a table: its name there, heads that it was measured with, its operands' dtype, and its work."""
@@ -98,6 +102,11 @@ class Kernels:
         return self.assumptions.head_tile or (64 if self.chip.is_nvidia else 16)
 
     @cached_property
+    def peaks(self) -> dict[str, float]:
+        """Peak flops of the chip by dtype."""
+        return {dtype: peak(self.chip, dtype) for dtype in WIDER}
+
+    @cached_property
     def _tables(self) -> dict[str, tuple[KernelTable, Chip]]:
         """The table of each kernel and the chip it was measured on: the chip's own, else the H200's."""
         own, other = kernel_tables(self.chip.name), kernel_tables("h200")
@@ -141,7 +150,7 @@ class Kernels:
     def product(self, flops: float, weight_bytes: float, share: float, dtype: str, launches: int = 1) -> float:
         """Seconds of matrix products that read weights once, at shares of the peaks."""
         memory_s = weight_bytes / (self.chip.hbm_bandwidth.value * self.assumptions.memory_share)
-        return max(flops / (peak(self.chip, dtype) * share), memory_s) + launches * self.assumptions.kernel_s
+        return max(flops / (self.peaks[dtype] * share), memory_s) + launches * self.assumptions.kernel_s
 
     def copy(self, num_bytes: float, launches: int = 1) -> float:
         """Seconds of kernels that only move bytes."""
@@ -151,7 +160,7 @@ class Kernels:
 
 def peak(on: Chip, dtype: str) -> float:
     """Peak flops of a chip for a dtype; one it lacks runs as the next wider it has. Raises ConfigError."""
-    for wider in {"fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16")}.get(dtype, ("bf16",)):
+    for wider in WIDER[dtype]:
         if wider in on.peak_flops:
             return on.peak_flops[wider].value
     raise ConfigError(f"{on.name}: no peak for {dtype} is recorded")

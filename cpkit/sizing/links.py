@@ -10,7 +10,7 @@ A whole buffer is what an all-gather returns, and what one rank puts into anothe
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.figures import Figure
@@ -81,19 +81,29 @@ def _inside(chip: Chip, op: str, num_ranks: int, whole: float) -> Figure:
     """Time among the ranks of one host."""
     if num_ranks == 1:
         return Figure(0.0, "counted", "nothing travels inside a host")
-    curves = collective_curves(chip.name)
-    sizes = sorted(ranks for name, ranks in curves if name == op)
-    if not sizes:
+    found = _nearest(chip.name, op, num_ranks)
+    if found is None:
         received = PASSES[op] * whole * (num_ranks - 1) / num_ranks
         seconds = SMALL_MESSAGE_S + received / (chip.link_bytes.value * LINK_SHARE)
         return Figure(seconds, "hardware", f"link of {chip.name}, {LINK_SHARE:g} of its peak, and an assumed latency")
-    near = min(sizes, key=lambda ranks: (abs(ranks - num_ranks), -ranks))
-    seconds, is_measured = _read(curves[op, near], whole)
+    near, curve = found
+    seconds, is_measured = _read(curve, whole)
     if near == num_ranks and is_measured:
         return Figure(seconds, "measured", NCCL)
     seconds *= (num_ranks - 1) / num_ranks / ((near - 1) / near)
-    seconds += curves[op, near].seconds[0] * max(0.0, math.log2(num_ranks / near))
+    seconds += curve.seconds[0] * max(0.0, math.log2(num_ranks / near))
     return Figure(seconds, "calibrated", f"{NCCL}, scaled from its nearest point")
+
+
+@cache
+def _nearest(chip_name: str, op: str, num_ranks: int) -> tuple[int, Curve] | None:
+    """The measured number of ranks nearest to one, and its times; None where nothing was measured."""
+    curves = collective_curves(chip_name)
+    sizes = [ranks for name, ranks in curves if name == op]
+    if not sizes:
+        return None
+    near = min(sizes, key=lambda ranks: (abs(ranks - num_ranks), -ranks))
+    return near, curves[op, near]
 
 
 def _read(curve: Curve, whole: float) -> tuple[float, bool]:

@@ -92,7 +92,8 @@ class Scheduler:
         self._blocks = self._cache.allocator
         self._arrivals = Arrivals(trace)
         num_requests = len(trace.requests)
-        self._tally = Tally(np.full(num_requests, np.nan), np.full(num_requests, np.nan))
+        output_len = np.array([request.output_len for request in trace.requests], np.int64)
+        self._tally = Tally(output_len)
         self._num_emitted: IntArray = np.zeros(num_requests, np.int64)  # outputs given before the last preemption
         self._was_preempted = np.zeros(num_requests, np.bool_)
         self._keys: dict[int, list[int]] = {}  # of requests that were looked up and have not finished
@@ -238,6 +239,7 @@ class Scheduler:
         if self._was_preempted[req]:
             tally.resumed_hit_tokens += hit_tokens
         else:
+            tally.admitted_s[req] = self._now
             tally.prompt_tokens += request.prompt_len
             tally.needed_tokens += request.prompt_len + max(request.output_len - 1, 0)
             tally.prefix_hit_tokens += hit_tokens

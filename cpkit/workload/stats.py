@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cpkit.arrays import FloatArray
+from cpkit.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +26,9 @@ class ReplayStats:
     elapsed_s: end of the last step, on the replay's clock.
     ttft_s, latency_s: [num] float64, seconds from when a request could start to its first output token and to its
         end, in order of req_id; requests that have not come that far are left out.
+    queue_s: [num] float64, of it the seconds until it was first admitted. tpot_s: [num] float64, seconds from a
+        request's first output token to its last, over the tokens behind the first; requests with one are left out.
+    output_tokens: of the requests that finished.
     """
 
     num_requests: int
@@ -44,6 +47,9 @@ class ReplayStats:
     elapsed_s: float
     ttft_s: FloatArray
     latency_s: FloatArray
+    queue_s: FloatArray
+    tpot_s: FloatArray
+    output_tokens: int
 
     @property
     def num_refused(self) -> int:
@@ -58,10 +64,15 @@ class ReplayStats:
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """The same counts while the replay runs, under the same names, and the times of each request (NaN: not yet)."""
+    """The same counts while the replay runs, under the same names, and the times of each request (NaN: not yet).
 
-    first_token_s: FloatArray
-    finish_s: FloatArray
+    output_len: [num_requests] int64, tokens that each asks for.
+    """
+
+    output_len: IntArray
+    admitted_s: FloatArray = field(init=False)
+    first_token_s: FloatArray = field(init=False)
+    finish_s: FloatArray = field(init=False)
     refused: Counter[str] = field(default_factory=Counter)
     num_steps: int = 0
     num_tokens: int = 0
@@ -74,12 +85,19 @@ class Tally:
     num_preemptions: int = 0
     peak_blocks: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("admitted_s", "first_token_s", "finish_s"):
+            setattr(self, name, np.full(len(self.output_len), np.nan))
+
     def stats(self, ready_s: FloatArray, elapsed_s: float) -> ReplayStats:
         """The counts as they stand, with waits measured from ready_s [num_requests]."""
         ttft_s, latency_s = self.first_token_s - ready_s, self.finish_s - ready_s
+        queue_s, finished = self.admitted_s - ready_s, np.isfinite(self.finish_s)
+        several = finished & (self.output_len > 1)
+        tpot_s = (self.finish_s[several] - self.first_token_s[several]) / (self.output_len[several] - 1)
         return ReplayStats(
             num_requests=len(ready_s),
-            num_finished=int(np.count_nonzero(np.isfinite(self.finish_s))),
+            num_finished=int(np.count_nonzero(finished)),
             refused=dict(self.refused),
             num_steps=self.num_steps,
             num_tokens=self.num_tokens,
@@ -94,4 +112,7 @@ class Tally:
             elapsed_s=elapsed_s,
             ttft_s=ttft_s[np.isfinite(ttft_s)],
             latency_s=latency_s[np.isfinite(latency_s)],
+            queue_s=queue_s[np.isfinite(queue_s)],
+            tpot_s=tpot_s,
+            output_tokens=int(self.output_len[finished].sum()),
         )
