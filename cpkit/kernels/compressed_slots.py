@@ -82,15 +82,16 @@ def slots_of_positions(
 
 @triton.jit(
     do_not_specialize=[
-        "tokens", "query_start_loc", "seq_lens", "row_stride", "block_tables", "out", "num_rows", "width",
+        "tokens", "query_start_loc", "seq_lens", "row_stride", "block_tables", "out", "strided", "num_rows", "width",
         "table_stride", "num_tokens", "num_out",
     ],
 )  # fmt: skip
 def _compressed_slots_kernel(
     tokens, query_start_loc, seq_lens, row_stride, block_tables, out,
-    num_rows: tl.int32, width: tl.int32, table_stride: tl.int64, num_tokens: tl.int64, num_out: tl.int64,
+    strided: tl.int32, num_rows: tl.int32, width: tl.int32, table_stride: tl.int64, num_tokens: tl.int64,
+    num_out: tl.int64,
     RATIO: tl.constexpr, STATES_PER_BLOCK: tl.constexpr, DCP_SIZE: tl.constexpr, INTERLEAVE: tl.constexpr,
-    STRIDED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """tokens: the tokens' own slots, or (PACKED) which of them write; out is written in full."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -100,7 +101,7 @@ def _compressed_slots_kernel(
     else:
         written = in_step & (tl.load(tokens + token, mask=in_step, other=-1) >= 0)
     row = rows_of_tokens(query_start_loc, token, num_rows)
-    pos = positions_of_tokens(query_start_loc, seq_lens, row_stride, token, row, STRIDED)
+    pos = positions_of_tokens(query_start_loc, seq_lens, row_stride, token, row, strided)
     slot, owner = slots_of_positions(
         pos, row, written, block_tables, width, table_stride, RATIO, STATES_PER_BLOCK, DCP_SIZE, INTERLEAVE
     )
@@ -275,13 +276,13 @@ def _launch(
             seq_lens if row_stride is None else row_stride,  # not read: a None would be a kernel of its own
             block_tables,
             out,
+            int(row_stride is not None),
             num_rows,
             block_tables.shape[1],
             block_tables.stride(0),
             tokens.numel(),
             num_out,
             **sizes,
-            STRIDED=row_stride is not None,
             PACKED=tokens.dtype == torch.bool,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,

@@ -36,7 +36,17 @@ def gather_lens_reference(
 
 
 @triton.jit(
-    do_not_specialize=["query_start_loc", "seq_lens", "replay_start", "row_stride", "out", "window_size", "num_rows"],
+    do_not_specialize=[
+        "query_start_loc",
+        "seq_lens",
+        "replay_start",
+        "row_stride",
+        "out",
+        "has_replay",
+        "strided",
+        "window_size",
+        "num_rows",
+    ],
 )
 def _gather_lens_kernel(
     query_start_loc,
@@ -44,21 +54,21 @@ def _gather_lens_kernel(
     replay_start,
     row_stride,
     out,
+    has_replay: tl.int32,
+    strided: tl.int32,
     window_size: tl.int64,
     num_rows: tl.int64,
-    REPLAY: tl.constexpr,
-    STRIDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = row < num_rows
     start = tl.load(query_start_loc + row, mask=here, other=0).to(tl.int64)
     spanned = tl.load(query_start_loc + 1 + row, mask=here, other=0).to(tl.int64) - start
-    if STRIDED:
+    if strided != 0:
         stride = tl.load(row_stride + row, mask=here, other=1)
         spanned = tl.where(spanned > 0, (spanned - 1) * stride + 1, 0)
     prefix = tl.load(seq_lens + row, mask=here, other=0) - spanned
-    if REPLAY:
+    if has_replay != 0:
         prefix = tl.maximum(prefix - tl.load(replay_start + row, mask=here, other=0), 0)
     tl.store(out + row, (spanned + tl.minimum(prefix, window_size - 1)).to(tl.int32), mask=here)
 
@@ -94,10 +104,10 @@ def gather_lens(
             seq_lens if replay_start is None else replay_start,
             seq_lens if row_stride is None else row_stride,
             out,
+            int(replay_start is not None),
+            int(row_stride is not None),
             window_size,
             out.numel(),
-            REPLAY=replay_start is not None,
-            STRIDED=row_stride is not None,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )

@@ -49,10 +49,13 @@ def rows_of_tokens(query_start_loc, token, num_rows):
 
 
 @triton.jit
-def positions_of_tokens(query_start_loc, seq_lens, row_stride, token, row, STRIDED: tl.constexpr):
-    """Position of each token in its request, int64, as find_positions counts it; row_stride is read if STRIDED."""
+def positions_of_tokens(query_start_loc, seq_lens, row_stride, token, row, strided):
+    """Position of each token in its request, int64, as find_positions counts it.
+
+    row_stride is read if strided, which need not be a constant: a kernel for each kind of rows would double them.
+    """
     behind = tl.load(query_start_loc + row + 1).to(tl.int64) - 1 - token
-    if STRIDED:
+    if strided != 0:
         behind *= tl.load(row_stride + row)
     return tl.load(seq_lens + row).to(tl.int64) - 1 - behind
 
