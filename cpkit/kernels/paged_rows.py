@@ -16,10 +16,16 @@ uint8. slots: [num_rows] int64, those written distinct. Addresses are int64: blo
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from cpkit.errors import PlanError
-from cpkit.kernels.backends import check_backend
+from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.words import WORD, as_words, stride_unit
+
+ROWS = 16
+"""Rows of one program."""
 
 
 def write_rows_reference(
@@ -43,10 +49,13 @@ def write_rows(
     backend: str = "torch",
 ) -> None:
     """Write each row to its slot; the last side_bytes of a row go behind the block's main bytes."""
-    check_backend("write_rows", backend)
+    check_backend("write_rows", backend, BACKENDS, compiled=_move_rows_kernel, device=cache.device)
     check_tensor("rows", rows, torch.uint8, (slots.shape[0], None), cache.device)
     _check(cache, slots, block_size, rows.shape[1] - side_bytes, side_bytes)
-    write_rows_reference(cache, rows, slots, block_size=block_size, side_bytes=side_bytes)
+    if backend == "torch":
+        write_rows_reference(cache, rows, slots, block_size=block_size, side_bytes=side_bytes)
+    else:
+        _move_rows(cache, rows, slots, block_size, side_bytes, write=True)
 
 
 def read_rows_reference(
@@ -70,9 +79,81 @@ def read_rows(
     backend: str = "torch",
 ) -> torch.Tensor:
     """[num_rows, main_bytes + side_bytes] uint8, the rows in the slots; zeros where there is none."""
-    check_backend("read_rows", backend)
+    check_backend("read_rows", backend, BACKENDS, compiled=_move_rows_kernel, device=cache.device)
     _check(cache, slots, block_size, main_bytes, side_bytes)
-    return read_rows_reference(cache, slots, block_size=block_size, main_bytes=main_bytes, side_bytes=side_bytes)
+    if backend == "torch":
+        return read_rows_reference(cache, slots, block_size=block_size, main_bytes=main_bytes, side_bytes=side_bytes)
+    rows = cache.new_empty(slots.numel(), main_bytes + side_bytes)
+    _move_rows(cache, rows, slots, block_size, side_bytes, write=False)
+    return rows
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_blocks", "block_size", "page_stride", "row_stride"],
+    do_not_specialize_on_alignment=["slots"],
+)
+def _move_rows_kernel(
+    cache, rows, slots, num_rows: tl.int64, num_blocks: tl.int64, block_size: tl.int64, page_stride: tl.int64,
+    row_stride: tl.int64, MAIN: tl.constexpr, SIDE: tl.constexpr, BLOCK_MAIN: tl.constexpr, BLOCK_SIDE: tl.constexpr,
+    PAGE_UNIT: tl.constexpr, ROW_UNIT: tl.constexpr, WRITE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows, from cache to rows or, with WRITE, back; all sizes in words, strides in their units."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = row < num_rows
+    slot = tl.load(slots + row, mask=here, other=-1)
+    kept = (slot >= 0) & (slot < num_blocks * block_size)
+    slot = tl.where(kept, slot, 0)
+    block = slot // block_size
+    offset = slot - block * block_size
+    page = cache + block * (page_stride * PAGE_UNIT)
+    word = tl.arange(0, BLOCK_MAIN)[None, :]
+    stored = (page + offset * MAIN)[:, None] + word
+    outer = (rows + row * (row_stride * ROW_UNIT))[:, None] + word
+    if WRITE:
+        mask = kept[:, None] & (word < MAIN)
+        tl.store(stored, tl.load(outer, mask=mask), mask=mask)
+    else:
+        found = tl.load(stored, mask=kept[:, None] & (word < MAIN), other=0)
+        tl.store(outer, found, mask=here[:, None] & (word < MAIN))
+    if SIDE > 0:
+        word = tl.arange(0, BLOCK_SIDE)[None, :]
+        stored = (page + block_size * MAIN + offset * SIDE)[:, None] + word
+        outer = (rows + row * (row_stride * ROW_UNIT) + MAIN)[:, None] + word
+        if WRITE:
+            mask = kept[:, None] & (word < SIDE)
+            tl.store(stored, tl.load(outer, mask=mask), mask=mask)
+        else:
+            found = tl.load(stored, mask=kept[:, None] & (word < SIDE), other=0)
+            tl.store(outer, found, mask=here[:, None] & (word < SIDE))
+
+
+def _move_rows(
+    cache: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, block_size: int, side_bytes: int, *, write: bool
+) -> None:
+    main_bytes = rows.shape[1] - side_bytes
+    if main_bytes % WORD or side_bytes % WORD:
+        raise PlanError(
+            f"rows of {main_bytes} + {side_bytes} bytes: the kernel moves words of {WORD} bytes; name backend='torch'"
+        )
+    if not len(rows) or not len(cache):
+        if not write:
+            rows.zero_()
+        return
+    pages = as_words("cache", cache[:, : block_size * (main_bytes + side_bytes)])
+    row_words = as_words("rows", rows)
+    page_unit, row_unit = stride_unit(pages), stride_unit(row_words)
+    strides = (pages.stride(0) // page_unit, row_words.stride(0) // row_unit)
+    _move_rows_kernel[(triton.cdiv(len(rows), ROWS),)](
+        pages, row_words, slots, len(rows), len(cache), block_size, *strides, PAGE_UNIT=page_unit, ROW_UNIT=row_unit,
+        WRITE=int(write), **row_sizes(main_bytes, side_bytes),
+    )  # fmt: skip
+
+
+def row_sizes(main_bytes: int, side_bytes: int) -> dict[str, int]:
+    """Constants of the kernel, in words, and its warps."""
+    main, side = main_bytes // WORD, side_bytes // WORD
+    blocks = {"BLOCK_MAIN": triton.next_power_of_2(main), "BLOCK_SIDE": triton.next_power_of_2(max(side, 1))}
+    return {"MAIN": main, "SIDE": side, **blocks, "ROWS": ROWS, "num_warps": 4}
 
 
 def bytes_as(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
