@@ -6,6 +6,9 @@ import torch
 from triton import JITFunction
 
 from cpkit.errors import ConfigError
+from cpkit.kernels.interpreter import take_turns
+
+take_turns()
 
 BACKENDS = ("torch", "triton")
 

@@ -82,10 +82,8 @@ def _traffic(reports: Sequence[RankReport]) -> list[str]:
     report = reports[0]
     if not report.calls:
         return ["Collectives: none"]
-    rows = [[name, count(report.calls[name][1]), size(report.bytes[name][1])] for name in sorted(report.calls)]
-    rows.append(
-        ["all", count(sum(c[1] for c in report.calls.values())), size(sum(b[1] for b in report.bytes.values()))]
-    )
+    rows = [[name, count(report.calls[name]), size(report.bytes[name])] for name in sorted(report.calls)]
+    rows.append(["all", count(sum(report.calls.values())), size(sum(report.bytes.values()))])
     title = "Collectives, what one rank puts in: planned = counted on every rank, call by call"
     return [title, *indent(table(["", "calls", "bytes"], rows, "lrr"))]
 

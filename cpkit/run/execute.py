@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cpkit.activations.generate import Activations
+from cpkit.builders.backend import choose_backend
 from cpkit.comm.base import Comm
 from cpkit.comm.connect import TIMEOUT_S, run_program
 from cpkit.errors import ConfigError
@@ -33,7 +34,8 @@ class RunOptions:
     """How steps are run.
 
     comm: auto, sim, torch or mpi. device: cpu or cuda. verify: all, sample or none; seed: of the sample. timeout_s: how
-    long a rank waits for the others of a collective.
+    long a rank waits for the others of a collective. backend: of the indexer's kernels: torch, triton, or auto, which
+    is triton on GPUs and torch on CPUs.
     """
 
     comm: str = "auto"
@@ -41,6 +43,7 @@ class RunOptions:
     verify: str = "sample"
     seed: int = 0
     timeout_s: float = TIMEOUT_S
+    backend: str = "auto"
 
     def __post_init__(self) -> None:
         if self.verify not in MODES:
@@ -51,15 +54,15 @@ class RunOptions:
 class RankReport:
     """What one rank has to tell.
 
-    seconds: by stage. calls, bytes: {"op over group: what": [planned, counted]}. selections, outputs: digests over all
-    steps and layers of the keys chosen (in ascending order) and of the outputs' bits.
+    seconds: by stage. calls, bytes: of collectives, by "op over group: what", planned and issued alike. selections,
+    outputs: digests over all steps and layers of the keys chosen (in ascending order) and of the outputs' bits.
     """
 
     rank: int
     findings: Findings
     seconds: dict[str, float]
-    calls: dict[str, list[int]]
-    bytes: dict[str, list[int]]
+    calls: dict[str, int]
+    bytes: dict[str, int]
     selections: str
     outputs: str
 
@@ -94,7 +97,8 @@ def execute(
 
 def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle, options: RunOptions) -> RankReport:
     """All steps on one rank."""
-    program = RankProgram(comm, settings, steps.pool, oracle.source)
+    backend = choose_backend(None if options.backend == "auto" else options.backend, comm.device)
+    program = RankProgram(comm, settings, steps.pool, oracle.source, backend)
     verifier = Verifier(oracle, comm.rank, options.verify, options.seed)
     selections, outputs = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     clock = program.clock
@@ -109,15 +113,16 @@ def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle
             _feed(selections, outputs, result)
             if options.verify != "none":
                 verifier.check(number, result)
-    keys = sorted(program.planned.keys() | program.counted.keys())
-    names = [f"{op} over {group}: {what}" for op, group, what in keys]
-    totals = [(program.planned[key], program.counted[key]) for key in keys]
+    totals = {
+        f"{op} over {group}: {what}": program.collectives[op, group, what]
+        for op, group, what in sorted(program.collectives)
+    }
     return RankReport(
         rank=comm.rank,
         findings=verifier.findings,
         seconds={stage: clock.seconds.get(stage, 0.0) for stage in STAGES},
-        calls={name: [both[0].calls, both[1].calls] for name, both in zip(names, totals, strict=True)},
-        bytes={name: [both[0].bytes, both[1].bytes] for name, both in zip(names, totals, strict=True)},
+        calls={name: total.calls for name, total in totals.items()},
+        bytes={name: total.bytes for name, total in totals.items()},
         selections=selections.hexdigest(),
         outputs=outputs.hexdigest(),
     )

@@ -13,20 +13,26 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from cpkit.arrays import IntArray
 from cpkit.oracle import Oracle, Token, Truth
+from cpkit.run.sample import sample_tokens
 from cpkit.worker.caches import V4, V32, row_format
+from cpkit.worker.heads import own_merged_heads
 from cpkit.worker.layer_step import LayerResult
-from cpkit.worker.places import Places
 from cpkit.worker.program import StepResult
 
 MODES = ("all", "sample", "none")
-MOST_ROW_BORDERS, MOST_SHARD_BORDERS, MOST_OTHERS = 8, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest error of an output, as a share of the largest value summed, and of an LSE."""
+    """Largest error of an output, as a share of the largest value summed, and of an LSE, as a distance.
+
+    A distance of two LSEs is the relative error of the sums of exp behind them, whatever their size, so that 1e-4 is
+    1e-4 of a sum. The oracle reads keys as the cache stores them, hence what is bounded is the fp32 arithmetic over:
+
+        fp8 656    512 fp8 values in 4 groups with fp32 scales, 64 bf16          out 1e-4    LSE 1e-4
+        fp8 584    448 fp8 values in 7 groups with power-of-2 scales, 64 bf16    out 1e-4    LSE 1e-4
+    """
 
     out: float
     lse: float
@@ -59,8 +65,8 @@ class Mismatch:
 
 @dataclass(slots=True, eq=False)
 class Findings:
-    """What one rank has verified: tokens times layers, keys that they selected, hidden rows; the largest errors of
-    outputs (as a share of the largest value) and LSEs; how many rows differ, and the first that does.
+    """What one rank has verified: tokens times layers, keys that they attended beside their windows, hidden rows; the
+    largest errors of outputs (as a share of the largest value) and LSEs; how many rows differ, and the first that does.
     """
 
     rows: int = 0
@@ -95,22 +101,22 @@ class Verifier:
             truth = self.oracle.about(model, number, tokens, range(first, first + own))
             for at, row in enumerate(local.tolist()):
                 self.findings.rows += 1
-                fault = self._fault(places, truth, at, layer_result, row)
+                merged = own_merged_heads(topology, self.rank, own) if row < layer_result.num_merged else slice(0, own)
+                fault = self._fault(truth, at, layer_result, row, merged)
                 self._note(step, (number, model.layers[number].kind), tokens[at], fault)
         self._check_hidden(step, result)
 
-    def _fault(self, places: Places, truth: Truth, at: int, result: LayerResult, row: int) -> "_Fault | None":
-        """What is wrong with one row, if anything; at: among the tokens of the truth."""
-        chosen = torch.zeros(0, dtype=torch.int64)
+    def _fault(self, truth: Truth, at: int, result: LayerResult, row: int, known: slice) -> "_Fault | None":
+        """What is wrong with one row, if anything; at: among the tokens of the truth. known: heads whose LSE it has."""
+        chosen = torch.arange(truth.num_keys(at))  # without an index: all of them
         if result.selection is not None:
             picked = result.selection[row].cpu()
             chosen = picked[picked >= 0]
-            self.findings.keys += len(chosen)
             if fault := selection_fault(truth, at, picked):
                 return fault
+        self.findings.keys += len(chosen)
         attended = truth.attend(at, chosen)
         scale, bounds = attended.largest or 1.0, BOUNDS[row_format(truth.layer).name]
-        known = _known_heads(places, truth, row)
         lse_error, lse_fault = compare(
             "LSE of head", result.lse[row].cpu().double()[known], attended.lse[known], bounds.lse
         )
@@ -148,16 +154,6 @@ class _Fault:
     found: str
 
 
-def _known_heads(places: Places, truth: Truth, row: int) -> slice:
-    """Own heads whose LSE this rank has: of a row merged under PCP + DCP the part that it merged."""
-    num_heads, topology = truth.query.shape[1], places.plan.topology
-    is_merged = truth.layer.compress_ratio and topology.dcp > 1 and topology.pcp > 1 and row < places.num_decode_tokens
-    if not is_merged:
-        return slice(0, num_heads)
-    part = num_heads // topology.pcp
-    return slice(part * places.rank.pcp_rank, part * (places.rank.pcp_rank + 1))
-
-
 def selection_fault(truth: Truth, at: int, picked: torch.Tensor) -> _Fault | None:
     """Whether a token's selection ([k] int64, -1 behind the last) names other keys than the truth allows."""
     num_keys, index = truth.num_keys(at), truth.layer.index
@@ -188,43 +184,6 @@ def compare(what: str, found: torch.Tensor, expected: torch.Tensor, bound: float
         f"{what} {at}", f"{float(expected[tuple(at)]):.7g} (within {bound:.1g})", f"{float(found[tuple(at)]):.7g}"
     )
     return worst, fault
-
-
-def sample_tokens(places: Places, seed: int) -> IntArray:
-    """Own tokens to verify in a long step, sorted: the first and last of rows and chunks, tokens at the borders of
-    shards, and some others. The very first and last are always among them.
-    """
-    if not places.num_tokens:
-        return np.zeros(0, np.int64)
-    rng = np.random.default_rng(seed)
-    topology, rows = places.plan.topology, places.rank.rows
-    start, stop = rows.query_start_loc[:-1], rows.query_start_loc[1:]
-    borders = np.concatenate([start[stop > start], stop[stop > start] - 1, _chunk_borders(places)])
-    turn = topology.interleave * topology.dcp
-    shard_borders = np.flatnonzero(np.isin(places.position % turn, (0, turn - 1)))
-    picked = [
-        np.array([0, places.num_tokens - 1]),
-        _some_of(rng, np.unique(borders), MOST_ROW_BORDERS),
-        _some_of(rng, shard_borders, MOST_SHARD_BORDERS),
-        _some_of(rng, np.arange(places.num_tokens), MOST_OTHERS),
-    ]
-    return np.unique(np.concatenate(picked))
-
-
-def _chunk_borders(places: Places) -> IntArray:
-    """First and last own token of each run of query tokens of a chunk."""
-    loc, first_row = places.rank.rows.query_start_loc, places.rank.rows.num_decodes
-    borders = []
-    for chunks in places.rank.chunks.values():
-        for chunk in chunks:
-            first, last = int(loc[first_row + chunk.row_start]), int(loc[first_row + chunk.row_stop])
-            starts = np.arange(first, last, chunk.run)
-            borders += [starts, np.minimum(starts + chunk.run, last) - 1]
-    return np.concatenate([np.zeros(0, np.int64), *borders])
-
-
-def _some_of(rng: np.random.Generator, tokens: IntArray, most: int) -> IntArray:
-    return tokens if len(tokens) <= most else rng.choice(tokens, most, replace=False)
 
 
 def _some(keys: Iterable[int], most: int = 6) -> str:

@@ -5,16 +5,22 @@ A selection names positions; a group (kernels/sparse_attention.py) names rows. B
     selection    position 5 2 0      dcp_size=2, interleave=1
     rank 1       slot of 5 - -       the keys that it stores
     gathered     row of 5 2 0        owner * keys_per_rank + start of the request + local index
+
+A layer without an index attends every complete key: a range of rows for each token, in either layout.
 """
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
+from cpkit.arrays import prefix_sum
 from cpkit.builders.indexer_metadata import IndexerChunk
 from cpkit.builders.swa_metadata import SwaMetadata
 from cpkit.kernels.position_slots import gathered_slots, shard_slots
-from cpkit.kernels.sparse_attention import Keys, SelectedKeys, sparse_attention, used_slots
+from cpkit.kernels.sparse_attention import KeyRange, Keys, SelectedKeys, sparse_attention, used_slots
+from cpkit.kernels.table_slots import table_slots
+from cpkit.planner.interleave import local_lens
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
 
@@ -24,8 +30,7 @@ Partial = tuple[torch.Tensor, torch.Tensor]
 
 def attend(q: torch.Tensor, groups: Sequence[Keys], caches: LayerCaches) -> Partial:
     """q: [tokens, heads, dim] bf16, over all groups together."""
-    value_dim = caches.layer.value_dim or caches.form.dim
-    return sparse_attention(q, groups, value_dim=value_dim, softmax_scale=caches.softmax_scale)
+    return sparse_attention(q, groups, value_dim=caches.value_dim, softmax_scale=caches.softmax_scale)
 
 
 def stored_keys(positions: torch.Tensor, places: Places, caches: LayerCaches) -> SelectedKeys:
@@ -44,6 +49,32 @@ def stored_keys(positions: torch.Tensor, places: Places, caches: LayerCaches) ->
         out=slots,
     )
     return _read(slots, caches.num_latent_slots, caches.latent_rows, caches)
+
+
+def all_stored_keys(tokens: slice, places: Places, caches: LayerCaches) -> KeyRange:
+    """Of some query tokens all complete keys that this rank stores; each request's keys are read once.
+
+    dcp_size=2, interleave=1, ratio 1; tokens at position 3 of request 5 and at 0 and 1 of request 8:
+
+        rank 1    rows 0 1 hold positions 1 3 of request 5, row 2 position 1 of request 8        ranges 0-2 2-2 2-3
+    """
+    ratio, device, topology = caches.layer.compress_ratio, places.device, places.plan.topology
+    complete = (places.position[tokens] + 1) // ratio
+    held = local_lens(complete, places.rank.dcp_rank, topology.dcp, places.plan.shards[ratio].interleave)
+    reqs, region = np.unique(places.req[tokens], return_inverse=True)
+    num_keys = np.zeros(len(reqs), np.int64)
+    np.maximum.at(num_keys, region, held)
+    region_start = prefix_sum(num_keys)
+    slots = table_slots(
+        torch.tensor(region_start, device=device),
+        torch.tensor(places.tables[reqs], device=device),
+        torch.tensor(num_keys, device=device),
+        int(region_start[-1]),
+        block_size=caches.states_per_block,
+    )
+    start = region_start[region]
+    rows = caches.form.unpack(caches.latent_rows(slots))
+    return KeyRange(rows, torch.tensor(start, device=device), torch.tensor(start + held, device=device))
 
 
 def window_keys(metadata: SwaMetadata, tokens: slice, caches: LayerCaches) -> SelectedKeys:
@@ -75,6 +106,12 @@ def gathered_keys(
         out=index,
     )
     return SelectedKeys(caches.form.unpack(rows), index)
+
+
+def all_gathered_keys(span: Sequence[IndexerChunk], rows: torch.Tensor, caches: LayerCaches) -> KeyRange:
+    """Of the tokens of a key span, run after run, all complete keys among rows gathered from all shards."""
+    start, end = (torch.cat([getattr(run, bound) for run in span]) for bound in ("key_start", "key_end"))
+    return KeyRange(caches.form.unpack(rows[span[0].deinterleave_idx()]), start, end)
 
 
 def _read(

@@ -103,6 +103,11 @@ class LayerCaches:
         return 1 / math.sqrt(self.form.dim)
 
     @property
+    def value_dim(self) -> int:
+        """Leading values of a key that attention sums."""
+        return self.layer.value_dim or self.form.dim
+
+    @property
     def num_latent_slots(self) -> int:
         """Slots of the latent cache."""
         return len(self.latent) * self.states_per_block if self.latent is not None else 0

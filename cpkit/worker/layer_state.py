@@ -15,6 +15,7 @@ from cpkit.layers import Layer
 from cpkit.settings import StepSettings
 from cpkit.worker.caches import LayerCaches, make_caches
 from cpkit.worker.places import Places
+from cpkit.worker.score import check_indexer
 
 PER_TOKEN = Chip("cuda", family=BLACKWELL)
 """The chip whose decode rows the program's kernels take: one query token each, of decodes of any length."""
@@ -29,19 +30,29 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StepMetadata:
+    """One step of one layer; indexer: None without a sharded cache; swa: None without a window."""
+
+    indexer: IndexerMetadata | None
+    swa: SwaMetadata | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerState:
-    """One layer on one rank. indexer: None without a sharded cache; swa: None without a window."""
+    """One layer on one rank. backend: of its indexer's kernels. indexer, swa: as in StepMetadata."""
 
     layer: Layer
+    backend: str
     caches: LayerCaches
     indexer: IndexerBuilder | None
     swa: SwaBuilder | None
 
-    def build(self, places: Places) -> tuple[IndexerMetadata | None, SwaMetadata | None]:
+    def build(self, places: Places) -> StepMetadata:
         """Metadata of a step; under PCP the ranks gather the slots of compressed keys here."""
-        indexer = None if self.indexer is None else self.indexer.build(places.batch())
-        swa = None if self.swa is None else self.swa.build(places.window_batch())
-        return indexer, swa
+        return StepMetadata(
+            indexer=None if self.indexer is None else self.indexer.build(places.batch()),
+            swa=None if self.swa is None else self.swa.build(places.window_batch()),
+        )
 
 
 class _SlotComm:
@@ -54,9 +65,11 @@ class _SlotComm:
         return self._comm.all_gather(tensor.contiguous(), group, what="slots")
 
 
-def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm) -> LayerState:
-    """Fresh caches and builders; raises ConfigError for a layer that the program cannot run."""
+def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, backend: str) -> LayerState:
+    """Fresh caches and builders; raises ConfigError for a layer that the program, or the backend, cannot run."""
     topology, budget = settings.topology, settings.budget
+    caches = make_caches(layer, topology, pool.num_blocks, comm.device)
+    check_indexer(layer, caches.states_per_block, backend)
     if topology.pcp > 1:  # builders count rows, and head_tail gives a rank two rows of a request
         budget = replace(budget, max_num_seqs=2 * budget.max_num_seqs)
     indexer = swa = None
@@ -84,4 +97,4 @@ def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm) -> 
             ),
             device=comm.device,
         )
-    return LayerState(layer, make_caches(layer, topology, pool.num_blocks, comm.device), indexer, swa)
+    return LayerState(layer, backend, caches, indexer, swa)

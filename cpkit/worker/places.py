@@ -76,14 +76,14 @@ class Places:
         return gather_layout(self.plan)
 
     @cached_property
-    def window_tables(self) -> Int32Array:
-        """[num_reqs, width * dcp] int32, block ids of the window cache, which every DCP rank holds whole.
+    def window_tables(self) -> IntArray:
+        """[num_reqs, width * dcp] int64, block ids of the window cache, which every DCP rank holds whole.
 
         dcp=2, block table 3 1 0 becomes 6 7 2 3 0 0: a block id owns as many blocks there as it spans over the group.
         """
         dcp = self.plan.topology.dcp
-        blocks = self.tables[:, :, None] * dcp + np.arange(dcp, dtype=np.int32)
-        return np.where(self.tables[:, :, None] == 0, 0, blocks).reshape(len(self.tables), -1).astype(np.int32)
+        tables = self.tables.astype(np.int64)[:, :, None]
+        return np.where(tables == 0, 0, tables * dcp + np.arange(dcp)).reshape(len(tables), -1)
 
     def batch(self) -> RankBatch:
         """The rank's rows over the sharded caches, as the indexer's builder takes them."""
@@ -122,7 +122,7 @@ class Places:
         flat = self._window_slots(self.plan.batch.positions(), self._flat_req())
         return torch.tensor(self._in_layout(flat), device=self.device)
 
-    def _batch(self, tables: Int32Array, slots: IntArray) -> RankBatch:
+    def _batch(self, tables: Int32Array | IntArray, slots: IntArray) -> RankBatch:
         rows = self.rank.rows
         batch = rank_batch(
             rows.num_tokens,

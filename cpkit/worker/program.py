@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from cpkit.comm.base import Comm
-from cpkit.comm.ledger import Issued, Total, compare
+from cpkit.comm.ledger import Total, compare
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.planner.collectives import Collective
 from cpkit.settings import StepSettings
@@ -42,12 +42,15 @@ class StepResult:
 class RankProgram:
     """One rank's program; the model's layers run one after another, one of each kind that the model lists.
 
-    source: gives a rank its activations. clock: seconds by stage so far. planned, counted: collectives and bytes so
-    far, by (op, group, what), as listed by the plans and as issued. Raises ConfigError for a model or a world that
-    cannot be run, in run_step PlanError for a batch, and DesyncError where the ranks, or a rank and its plan, disagree.
+    source: gives a rank its activations. backend: of the indexer's kernels, torch or triton. clock: seconds by stage so
+    far. collectives: calls and bytes so far, by (op, group, what): what was issued is held to the plan's list layer by
+    layer, so this is either. Raises ConfigError for a model, a world or a backend that cannot be run, in run_step
+    PlanError for a batch, and DesyncError where the ranks, or a rank and its plan, disagree.
     """
 
-    def __init__(self, comm: Comm, settings: StepSettings, pool: Pool, source: InputSource) -> None:
+    def __init__(
+        self, comm: Comm, settings: StepSettings, pool: Pool, source: InputSource, backend: str = "torch"
+    ) -> None:
         if settings.topology.dp * settings.topology.pp > 1:
             raise ConfigError(
                 f"dp={settings.topology.dp} pp={settings.topology.pp}: a run executes one layer of one replica, whose "
@@ -57,9 +60,8 @@ class RankProgram:
         self.settings = settings
         self.source = source
         self.clock = StageClock(comm.device)
-        self.planned: Totals = {}
-        self.counted: Totals = {}
-        self.layers = [make_state(layer, settings, pool, comm) for layer in settings.model.layers]
+        self.collectives: Totals = {}
+        self.layers = [make_state(layer, settings, pool, comm, backend) for layer in settings.model.layers]
 
     def run_step(self, plan: StepPlan) -> StepResult:
         """Run a planned step; every rank of the replica enters with a plan of the same batch."""
@@ -87,13 +89,7 @@ class RankProgram:
         difference = compare(issued, planned)
         if difference is not None:
             raise DesyncError(f"rank {self.comm.rank}, {where}: {difference}")
-        for one in planned:
-            _add(self.planned, one, one.times)
-        for entry in issued:
-            _add(self.counted, entry, 1)
-
-
-def _add(totals: Totals, one: Collective | Issued, calls: int) -> None:
-    key = one.op, one.group, one.what
-    before = totals.get(key, Total(0, 0))
-    totals[key] = Total(before.calls + calls, before.bytes + one.bytes)
+        for one in issued:
+            key = one.op, one.group, one.what
+            before = self.collectives.get(key, Total(0, 0))
+            self.collectives[key] = Total(before.calls + 1, before.bytes + one.bytes)

@@ -1,4 +1,4 @@
-"""Which keys each query token attends: the indexer's scores, and the best of them over chunks, key spans and ranks.
+"""Which keys each query token attends: the best that the indexer finds over chunks, key spans and ranks.
 
     prefill    workspace keys -> logits -> top-k -> candidates, carried over key spans, exchanged over DCP without PCP
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
@@ -14,57 +14,33 @@ import torch
 
 from cpkit.builders.indexer_metadata import IndexerChunk, IndexerDecode
 from cpkit.comm.base import Comm
-from cpkit.kernels.candidates import best_candidates, global_topk, local_candidates, pack_candidates
-from cpkit.kernels.fp8 import quantize_fp8
+from cpkit.kernels.candidates import best_candidates, global_topk, pack_candidates
 from cpkit.kernels.index_cache import pack_index_keys, unpack_index_keys
-from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.table_slots import table_slots
-from cpkit.kernels.topk import topk
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
-
-Candidates = tuple[torch.Tensor, torch.Tensor]
-"""Scores [tokens, k] fp32 and positions [tokens, k] int64."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexQueries:
-    """q: [tokens, heads, dim] fp8 e4m3; weights: [tokens, heads] fp32, with q's scales folded in."""
-
-    q: torch.Tensor
-    weights: torch.Tensor
-
-    def part(self, start: int, stop: int) -> "IndexQueries":
-        """Tokens start .. stop."""
-        return IndexQueries(self.q[start:stop], self.weights[start:stop])
-
-
-def quantize_queries(q: torch.Tensor, weights: torch.Tensor) -> IndexQueries:
-    """q: [tokens, heads, dim], weights: [tokens, heads] fp32 with the softmax and head scales folded in."""
-    num_tokens, heads, dim = q.shape
-    values, scales = quantize_fp8(q.reshape(-1, dim), group_size=dim)
-    return IndexQueries(values.view(num_tokens, heads, dim), weights * scales.view(num_tokens, heads))
-
-
-@dataclass(frozen=True, slots=True)
-class Placing:
-    """How the keys of a workspace became local: by default not at all, so that places count on from first_key."""
-
-    dcp_size: int = 1
-    dcp_rank: int = 0
-    interleave: int = 1
-    first_key: int = 0
+from cpkit.worker.score import (
+    Candidates,
+    IndexQueries,
+    KeyOrder,
+    Workspace,
+    best_keys,
+    decode_logits,
+    token_order,
+    workspace_logits,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selector:
-    """Selects the keys of one layer's query tokens on one rank."""
+    """Selects the keys of one layer's query tokens on one rank; backend: of the logits and of their top-k."""
 
     comm: Comm
     layer: Layer
     caches: LayerCaches
     places: Places
+    backend: str
 
     @property
     def topk(self) -> int:
@@ -72,37 +48,36 @@ class Selector:
         assert self.layer.index is not None, "checked by the caller"
         return self.layer.index.topk
 
-    @property
-    def turn(self) -> int:
-        """Keys that a DCP rank keeps before the next rank's turn."""
-        return self.places.plan.shards[self.layer.compress_ratio].interleave
-
-    def prefill(self, spans: Sequence[Sequence[IndexerChunk]], queries: IndexQueries, selection: torch.Tensor) -> None:
-        """Write the selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside."""
+    def prefill(self, spans: Sequence[Sequence[IndexerChunk]], queries: IndexQueries) -> torch.Tensor:
+        """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside."""
         gathers = spans[0][0].gather is not None
-        carried: dict[int, Candidates] = {}
+        found: list[Candidates] = []
         for span in spans:
-            values, scales = self.gathered_keys(span[0]) if gathers else self.local_keys(span[0])
-            for run in span:
-                found = self.candidates(run, queries, values, scales, gathers=gathers)
-                if run.token_start in carried and run.token_stop > run.token_start:
-                    before = carried[run.token_start]
-                    scores, positions = (torch.cat(pair, dim=1) for pair in zip(before, found, strict=True))
-                    found = best_candidates(scores, positions, self.topk)
-                carried[run.token_start] = found
-                if run.last_span:
-                    best = found if gathers else self.exchange(found)
-                    selection[run.token_start : run.token_stop] = best[1]
+            keys = self.gathered_keys(span[0]) if gathers else self.local_keys(span[0])
+            order = token_order(span[0].key_span[0]) if gathers else self.shard_order(span[0].first_local)
+            of_span = [self.candidates(run, queries, keys, order) for run in span]
+            found = [self.better(*both) for both in zip(found, of_span, strict=True)] if found else of_span
+        return torch.cat([positions for _, positions in (found if gathers else map(self.exchange, found))])
 
-    def local_keys(self, chunk: IndexerChunk) -> tuple[torch.Tensor, torch.Tensor]:
+    def decode(self, decode: IndexerDecode, queries: IndexQueries) -> torch.Tensor:
+        """The selection of the decode tokens, which come first."""
+        rows, num_tokens = self.places.rank.rows, self.places.num_decode_tokens
+        bounds = rows.query_start_loc[: rows.num_decodes + 1].tolist()
+        filled = [slice(start, stop) for start, stop in pairwise(bounds) if stop > start]
+        logits = decode_logits(queries.part(0, num_tokens), decode, filled, self.caches, backend=self.backend)
+        end = decode.seq_lens[:num_tokens, 0]
+        order = self.shard_order(0)
+        return self.exchange(best_keys(logits, torch.zeros_like(end), end, self.topk, order, backend=self.backend))[1]
+
+    def local_keys(self, chunk: IndexerChunk) -> Workspace:
         """Keys of this rank's shard, request after request, in local order."""
-        return self.caches.index_keys(self.workspace_slots(chunk))
+        return Workspace(*self.caches.index_keys(self.workspace_slots(chunk)))
 
-    def gathered_keys(self, chunk: IndexerChunk) -> tuple[torch.Tensor, torch.Tensor]:
+    def gathered_keys(self, chunk: IndexerChunk) -> Workspace:
         """Keys of all shards in token order."""
-        rows = pack_index_keys(*self.local_keys(chunk))
+        rows = pack_index_keys(*self.caches.index_keys(self.workspace_slots(chunk)))
         gathered = self.comm.all_gather(rows, "dcp", what="index_keys")
-        return unpack_index_keys(gathered[chunk.deinterleave_idx()])
+        return Workspace(*unpack_index_keys(gathered[chunk.deinterleave_idx()]))
 
     def workspace_slots(self, chunk: IndexerChunk) -> torch.Tensor:
         """[num_local_keys] int64, cache slots of the chunk's keys on this rank; -1 where a larger shard has more."""
@@ -117,38 +92,21 @@ class Selector:
             first_key=chunk.first_local,
         )
 
-    def candidates(
-        self, run: IndexerChunk, queries: IndexQueries, values: torch.Tensor, scales: torch.Tensor, *, gathers: bool
-    ) -> Candidates:
-        """The best keys of a workspace for one run of query tokens, at their global positions."""
-        part = queries.part(run.token_start, run.token_stop)
-        placing = Placing(first_key=run.key_span[0]) if gathers else self.placing(run.first_local)
-        return self.score(part, values, scales, (run.key_start, run.key_end), placing)
-
-    def placing(self, first_key: int) -> "Placing":
+    def shard_order(self, first_key: int) -> KeyOrder:
         """Of keys that lie as this rank's shard does, from its key first_key on."""
-        return Placing(self.places.plan.topology.dcp, self.places.rank.dcp_rank, self.turn, first_key)
+        interleave = self.places.plan.shards[self.layer.compress_ratio].interleave
+        return KeyOrder(self.places.plan.topology.dcp, self.places.rank.dcp_rank, interleave, first_key)
 
-    def score(
-        self,
-        queries: IndexQueries,
-        values: torch.Tensor,
-        scales: torch.Tensor,
-        ranges: tuple[torch.Tensor, torch.Tensor],
-        placing: "Placing",
-    ) -> Candidates:
-        """Logits of some tokens against some keys, and the best of them."""
-        key_start, key_end = ranges
-        logits = mqa_logits(queries.q, values, scales, queries.weights, key_start, key_end, backend="torch")
-        return local_candidates(
-            topk(logits, key_start, key_end, self.topk, backend="torch"),
-            logits,
-            key_start,
-            dcp_size=placing.dcp_size,
-            dcp_rank=placing.dcp_rank,
-            interleave=placing.interleave,
-            first_key=placing.first_key,
-        )
+    def candidates(self, run: IndexerChunk, queries: IndexQueries, keys: Workspace, order: KeyOrder) -> Candidates:
+        """The best keys of a workspace for one run of query tokens."""
+        part, bounds = queries.part(run.token_start, run.token_stop), (run.key_start, run.key_end)
+        logits = workspace_logits(part, keys, *bounds, backend=self.backend)
+        return best_keys(logits, *bounds, self.topk, order, backend=self.backend)
+
+    def better(self, before: Candidates, found: Candidates) -> Candidates:
+        """The best of two key spans."""
+        scores, positions = (torch.cat(pair, dim=1) for pair in zip(before, found, strict=True))
+        return best_candidates(scores, positions, self.topk)
 
     def exchange(self, found: Candidates) -> Candidates:
         """The best over the DCP group, of which each rank has found the best of its shard."""
@@ -157,33 +115,6 @@ class Selector:
             return found
         gathered = self.comm.all_gather(pack_candidates(*found), "dcp", what="candidates")
         return global_topk(gathered, dcp, self.topk)
-
-    def decode(self, decode: IndexerDecode, queries: IndexQueries, selection: torch.Tensor) -> None:
-        """Write the selection of the decode tokens, which come first."""
-        num_tokens = self.places.num_decode_tokens
-        placing = self.placing(0)
-        parts: list[Candidates] = []
-        for start, stop in self.decode_rows():
-            end = decode.seq_lens[start:stop, 0]
-            num_keys = int(end.max())
-            slots = table_slots(
-                torch.tensor([0, num_keys], device=end.device),
-                decode.block_tables[start : start + 1],
-                torch.tensor([num_keys], device=end.device),
-                num_keys,
-                block_size=self.caches.states_per_block,
-            )
-            values, scales = self.caches.index_keys(slots)
-            ranges = torch.zeros_like(end), end
-            parts.append(self.score(queries.part(start, stop), values, scales, ranges, placing))
-        found = tuple(torch.cat(part) for part in zip(*parts, strict=True))
-        selection[:num_tokens] = self.exchange((found[0], found[1]))[1]
-
-    def decode_rows(self) -> Iterator[tuple[int, int]]:
-        """Tokens [start, stop) of each decode row that has any."""
-        rows = self.places.rank.rows
-        bounds = rows.query_start_loc[: rows.num_decodes + 1].tolist()
-        return ((start, stop) for start, stop in pairwise(bounds) if stop > start)
 
 
 def chunk_sets(chunks: Sequence[IndexerChunk]) -> Iterator[list[list[IndexerChunk]]]:
@@ -198,9 +129,3 @@ def chunk_sets(chunks: Sequence[IndexerChunk]) -> Iterator[list[list[IndexerChun
         spans[-1].append(chunk)
     if spans:
         yield spans
-
-
-def all_keys(visible: torch.Tensor) -> torch.Tensor:
-    """The selection of a layer that attends every visible key.  visible 2 0 1 -> 0 1, - -, 0 -"""
-    key = torch.arange(int(visible.max()) if visible.numel() else 0, device=visible.device)
-    return torch.where(key < visible[:, None], key, -1)

@@ -8,7 +8,7 @@ from cpkit.activations.content import SHARED, Content
 from cpkit.batch import Batch
 from cpkit.errors import PlanError
 from cpkit.worker.places import Places
-from cpkit.worker.select import all_keys, chunk_sets
+from cpkit.worker.select import chunk_sets
 from tests.worker.worlds import Case
 
 
@@ -44,6 +44,12 @@ def test_window_blocks_of_a_block_id(dcp, table, window):
     assert places_of(case, batch)[0].window_tables.tolist() == [window]
 
 
+def test_window_blocks_of_the_largest_block_id_do_not_wrap():
+    last = 2**31 - 1
+    batch = Batch.from_lens([9], [9], block_tables=[[last]])
+    assert places_of(Case("dsa", 1, {"tp": 2, "dcp": 2}), batch)[0].window_tables.tolist() == [[2 * last, 2 * last + 1]]
+
+
 def test_ranks_of_a_dcp_group_write_every_token_once():
     case = Case("dsa", 16, {"tp": 2, "dcp": 2})
     batch = Batch.from_lens([40], [40], block_tables=[[2]])
@@ -66,15 +72,6 @@ def test_names_of_tokens():
     assert names.tolist() == [SHARED + 8, SHARED + 9, 5, SHARED + 8, 6, 6, 7, 7, 7, *[1 << 40] * 3]
     with pytest.raises(PlanError, match="request id -1"):
         content.names(np.array([-1]), np.array([0]))
-
-
-@pytest.mark.parametrize(
-    ("visible", "keys"),
-    [([], []), ([0], [[]]), ([2, 0, 1], [[0, 1], [-1, -1], [0, -1]])],
-    ids=["no-tokens", "no-keys", "some"],
-)
-def test_all_keys(visible, keys):
-    assert all_keys(torch.tensor(visible, dtype=torch.int64)).tolist() == keys
 
 
 def test_chunk_sets():

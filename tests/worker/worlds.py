@@ -42,6 +42,7 @@ class Case:
     decodes: int = 2
     budget: dict = field(default_factory=dict)
     topk: int = 8
+    index_heads: int = 2
 
     @property
     def settings(self):
@@ -55,7 +56,7 @@ class Case:
         return replace(model, hidden_size=24, layers=tuple(self.small(layer) for layer in model.layers))
 
     def small(self, layer):
-        index = layer.index and replace(layer.index, topk=self.topk, num_heads=2)
+        index = layer.index and replace(layer.index, topk=self.topk, num_heads=self.index_heads)
         return replace(layer, index=index, window_size=min(layer.window_size, 9))
 
     @property

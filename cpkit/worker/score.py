@@ -1,0 +1,153 @@
+"""What the indexer computes on one rank: scores of query tokens against keys, and each token's best keys.
+
+    workspace    keys that lie side by side, of several requests      prefill
+    pages        keys where they are stored, of one request each      decode
+
+Both give logits; the best of a row become candidates, which carry the position that a key has in its request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cpkit.builders.indexer_metadata import IndexerDecode
+from cpkit.errors import ConfigError
+from cpkit.kernels.candidates import local_candidates
+from cpkit.kernels.fp8 import quantize_fp8
+from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS, mqa_logits
+from cpkit.kernels.paged_mqa_logits import PAGE_KEYS, paged_mqa_logits
+from cpkit.kernels.table_slots import table_slots
+from cpkit.kernels.topk import TOPK, topk
+from cpkit.layers import Layer
+from cpkit.worker.caches import LayerCaches
+
+Candidates = tuple[torch.Tensor, torch.Tensor]
+"""Scores [tokens, k] fp32 and positions [tokens, k] int64."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexQueries:
+    """q: [tokens, heads, dim] fp8 e4m3; weights: [tokens, heads] fp32, with q's scales folded in."""
+
+    q: torch.Tensor
+    weights: torch.Tensor
+
+    def part(self, start: int, stop: int) -> "IndexQueries":
+        """Tokens start .. stop."""
+        return IndexQueries(self.q[start:stop], self.weights[start:stop])
+
+
+def quantize_queries(q: torch.Tensor, weights: torch.Tensor) -> IndexQueries:
+    """q: [tokens, heads, dim], weights: [tokens, heads] fp32 with the softmax and head scales folded in."""
+    num_tokens, heads, dim = q.shape
+    values, scales = quantize_fp8(q.reshape(-1, dim), group_size=dim)
+    return IndexQueries(values.view(num_tokens, heads, dim), weights * scales.view(num_tokens, heads))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """Indexer keys side by side: values [n, dim] fp8 e4m3, scales [n] fp32."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """Which key of its request lies at each place of a row of logits, counted from the row's first key.
+
+    dcp_size=2, interleave=1, first_key=1:    place            0 1 2
+                                              token_order      1 2 3
+                                              shard of rank 1  3 5 7      its key 1 on
+    """
+
+    dcp_size: int
+    dcp_rank: int
+    interleave: int
+    first_key: int
+
+
+def token_order(first_key: int) -> KeyOrder:
+    """Keys of all shards, one after the other, from key first_key of the request on."""
+    return KeyOrder(dcp_size=1, dcp_rank=0, interleave=1, first_key=first_key)
+
+
+def workspace_logits(
+    queries: IndexQueries, keys: Workspace, key_start: torch.Tensor, key_end: torch.Tensor, *, backend: str
+) -> torch.Tensor:
+    """[tokens, keys] fp32, written inside each token's range alone."""
+    return mqa_logits(queries.q, keys.values, keys.scales, queries.weights, key_start, key_end, backend=backend)
+
+
+def decode_logits(
+    queries: IndexQueries, decode: IndexerDecode, rows: Sequence[slice], caches: LayerCaches, *, backend: str
+) -> torch.Tensor:
+    """[tokens, most keys of a token] fp32, of the decode tokens, each against its own request's keys from key 0 on.
+
+    rows: tokens of each request. triton reads the keys where they are stored; torch gathers each request's keys first
+    and scores them as a workspace.
+    """
+    assert caches.index is not None, "checked by the caller"
+    seq_lens = decode.seq_lens[: len(queries.q)]
+    max_keys = int(seq_lens.max())
+    if backend == "triton":
+        return paged_mqa_logits(
+            queries.q[:, None],
+            caches.index,
+            queries.weights,
+            seq_lens,
+            decode.block_tables[: len(queries.q)],
+            max_keys=max_keys,
+            backend=backend,
+        )
+    out = torch.empty(len(queries.q), max_keys, device=seq_lens.device)
+    for tokens in rows:
+        end = seq_lens[tokens, 0]
+        num_keys = int(end.max())
+        slots = table_slots(
+            torch.tensor([0, num_keys], device=end.device),
+            decode.block_tables[tokens.start : tokens.start + 1],
+            torch.tensor([num_keys], device=end.device),
+            num_keys,
+            block_size=caches.states_per_block,
+        )
+        part = queries.part(tokens.start, tokens.stop)
+        bounds = torch.zeros_like(end), end
+        mqa_logits(
+            part.q, *caches.index_keys(slots), part.weights, *bounds, out=out[tokens, :num_keys], backend=backend
+        )
+    return out
+
+
+def best_keys(
+    logits: torch.Tensor, key_start: torch.Tensor, key_end: torch.Tensor, k: int, order: KeyOrder, *, backend: str
+) -> Candidates:
+    """The k best of each token's range of logits, with the positions of the keys in their requests."""
+    return local_candidates(
+        topk(logits, key_start, key_end, k, backend=backend),
+        logits,
+        key_start,
+        dcp_size=order.dcp_size,
+        dcp_rank=order.dcp_rank,
+        interleave=order.interleave,
+        first_key=order.first_key,
+    )
+
+
+def check_indexer(layer: Layer, states_per_block: int, backend: str) -> None:
+    """Raise ConfigError where the backend's kernels do not take a layer's indexer."""
+    index = layer.index
+    if index is None or not layer.runs_index or backend != "triton":
+        return
+    for what, value, taken in (
+        ("index heads", index.num_heads, NUM_HEADS),
+        ("values of an index head", index.head_dim, (HEAD_DIM,)),
+        ("keys picked", index.topk, TOPK),
+        ("keys of a cache block", states_per_block, (PAGE_KEYS,)),
+    ):
+        if value not in taken:
+            raise ConfigError(
+                f"backend='triton' with {value} {what} ({layer.kind}): its kernels take "
+                f"{', '.join(map(str, taken))}; backend='torch' takes any"
+            )
