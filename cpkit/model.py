@@ -110,10 +110,15 @@ class Model:
 
 def load_model(name_or_path: str | Path) -> Model:
     """A shipped model by name (one of MODELS), or any config.json of these families; ConfigError or InputError."""
+    return model_from_config(*load_config(name_or_path))
+
+
+def load_config(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
+    """The config, or fact file, of a model, and the model's name; raises ConfigError or InputError."""
     name = str(name_or_path)
     if name in MODELS:
         text = (resources.files("cpkit") / "data" / "models" / f"{name}.json").read_text(encoding="utf-8")
-        return model_from_config(json.loads(text), name)
+        return json.loads(text), name
     path = Path(name_or_path)
     if path.is_dir():
         path = path / "config.json"
@@ -125,7 +130,12 @@ def load_model(name_or_path: str | Path) -> Model:
         raise InputError(f"{path}: not a readable model config: {error}") from error
     if not isinstance(config, dict):
         raise InputError(f"{path}: a model config is a JSON object")
-    return model_from_config(config, path.parent.name or name)
+    return config, path.parent.name or name
+
+
+def published_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields of a published config.json, or of a fact file that holds them under "config"; of its text model."""
+    return _section(_section(config, "config", name), "text_config", name)
 
 
 def model_from_config(config: dict[str, Any], name: str) -> Model:
@@ -133,8 +143,8 @@ def model_from_config(config: dict[str, Any], name: str) -> Model:
 
     Raises ConfigError naming the field.
     """
+    facts = published_fields(config, name)
     config = _section(config, "config", name)
-    facts = _section(config, "text_config", name)
     sizes = {}
     for field in ("hidden_size", "num_attention_heads", "max_position_embeddings"):
         value = facts.get(field)

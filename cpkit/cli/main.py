@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import cpkit
-from cpkit.cli import check, plan, record, run, simulate
+from cpkit.cli import check, doctor, plan, record, run, simulate
 from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
 from cpkit.cli.output import open_closed_streams, silence
 from cpkit.cli.parser import Parser
@@ -21,8 +21,9 @@ a first look:
   cpkit simulate examples/data/conversation_excerpt.jsonl.gz -tp 4 -pcp 2 -dcp 8 --steps 500
   cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16 --verify all
   cpkit record --out logs -- torchrun --nproc-per-node 2 train.py && cpkit check logs
+  cpkit doctor --model deepseek-v3.2 --engine vllm --chip h200 -tp 8 -dcp 8
 
-exit codes: 0 done, 1 a promise was violated or a run failed, 2 bad usage or input, 130 interrupted
+exit codes: 0 done, 1 a promise was violated, a run failed or an engine refuses, 2 bad usage or input, 130 interrupted
 `cpkit COMMAND --help` explains every flag and its default.
 """
 
@@ -77,4 +78,5 @@ def make_parser() -> Parser:
     run.add_command(commands)
     record.add_command(commands)
     check.add_command(commands)
+    doctor.add_command(commands)
     return parser

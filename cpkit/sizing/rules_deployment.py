@@ -173,7 +173,9 @@ class Deployment:
         """The world as the planner sees it; raises ConfigError where there is none."""
         if self.engine == "sglang":
             return Topology(self.attn_dp, self.pp, self.pcp, self.head_ranks, self.dcp, 1, self.block_size)
-        return Topology(self.dp, self.pp, self.pcp, self.tp, self.dcp, self.interleave, self.block_size)
+        unused = self.engine == "vllm" and self.dcp == 1  # vllm looks at the interleave under DCP alone
+        interleave = 1 if unused else self.interleave
+        return Topology(self.dp, self.pp, self.pcp, self.tp, self.dcp, interleave, self.block_size)
 
 
 def kernel_heads(heads: int) -> int:
