@@ -126,6 +126,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens of the requests that are counted (default: {REQUEST_LENGTH}, or the longest request)",
     )
+    group.add_argument("--weights-gib", type=positive_number, metavar="GIB", help="of one rank (default: estimated)")
     group.add_argument(
         "--weight-dtype", choices=("bf16", "fp8", "fp4"), help="for the estimate (default: the config's)"
     )
