@@ -86,6 +86,13 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     program.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     program.add_argument(
+        "--backend",
+        choices=("auto", "torch", "triton"),
+        default="auto",
+        help="kernels of the indexer (default: triton on GPUs, torch on CPUs); sizes that triton's do not take are "
+        "refused, and on a CPU it runs under TRITON_INTERPRET=1 alone",
+    )
+    program.add_argument(
         "--timeout",
         type=positive_number,
         default=120.0,
@@ -181,18 +188,16 @@ def _execute(
 ) -> int:
     from cpkit.run.execute import RunOptions, execute
 
-    options = RunOptions(args.comm, args.device, args.verify, args.seed, args.timeout)
+    options = RunOptions(args.comm, args.device, args.verify, args.seed, args.timeout, args.backend)
     try:
         rank, reports = execute(steps, settings, activations, options)
     except (ConfigError, PlanError, InputError) as refused:
-        raise type(refused)(f"rank {launch.rank}: {refused}" if launch.world_size > 1 else str(refused)) from refused
+        raise type(refused)(_of_rank(refused, launch)) from refused
     except DesyncError as error:
         print(f"cpkit run: error: {error}", file=sys.stderr, flush=True)
         return VIOLATED
     except Exception as error:
-        # simulated ranks say in a note which of them it was
-        notes = getattr(error, "__notes__", [f"rank {launch.rank} raised {type(error).__name__}: {error}"])
-        print(f"cpkit run: error: {notes[0].splitlines()[0]}", file=sys.stderr, flush=True)
+        print(f"cpkit run: error: {_of_rank(error, launch).splitlines()[0]}", file=sys.stderr, flush=True)
         traceback.print_exc()
         return VIOLATED
     first = next((report.findings.first for report in reports if report.findings.first), None)
@@ -201,6 +206,16 @@ def _execute(
         if first is not None:
             print(f"cpkit run: mismatch in {first}", file=sys.stderr)
     return 0 if first is None else VIOLATED
+
+
+def _of_rank(error: Exception, launch: "Launch") -> str:
+    """The error and the rank that raised it, which simulated ranks say in a note."""
+    notes = getattr(error, "__notes__", None)
+    if notes:
+        return str(notes[0].rpartition("\n")[0])
+    if launch.world_size == 1 and isinstance(error, ConfigError | PlanError | InputError):
+        return str(error)  # refused before there were ranks
+    return f"rank {launch.rank} raised {type(error).__name__}: {error}"
 
 
 def _report(args: argparse.Namespace, settings: "StepSettings", steps: "RunSteps", reports: "list[RankReport]") -> None:
@@ -222,6 +237,7 @@ def _report(args: argparse.Namespace, settings: "StepSettings", steps: "RunSteps
             "merge": settings.merge,
             "comm": kind,
             "device": args.device,
+            "backend": reports[0].backend,
             "data": data,
             "verify": args.verify,
             "steps": len(steps.batches),

@@ -54,11 +54,13 @@ class RunOptions:
 class RankReport:
     """What one rank has to tell.
 
-    seconds: by stage. calls, bytes: of collectives, by "op over group: what", planned and issued alike. selections,
-    outputs: digests over all steps and layers of the keys chosen (in ascending order) and of the outputs' bits.
+    backend: that its indexer's kernels ran on. seconds: by stage. calls, bytes: of collectives, by "op over group:
+    what", planned and issued alike. selections, outputs: digests over all steps and layers of the keys chosen (in
+    ascending order) and of the outputs' bits.
     """
 
     rank: int
+    backend: str
     findings: Findings
     seconds: dict[str, float]
     calls: dict[str, int]
@@ -119,6 +121,7 @@ def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle
     }
     return RankReport(
         rank=comm.rank,
+        backend=backend,
         findings=verifier.findings,
         seconds={stage: clock.seconds.get(stage, 0.0) for stage in STAGES},
         calls={name: total.calls for name, total in totals.items()},

@@ -10,6 +10,7 @@ import pytest
 
 from cpkit.batch import Batch
 from cpkit.cli.main import main
+from cpkit.errors import PlanError
 from cpkit.worker import program
 
 TRACE = Path(__file__).parents[2] / "examples" / "data" / "conversation_excerpt.jsonl.gz"
@@ -51,7 +52,9 @@ def test_json_counts_and_digests(capsys):
     # every token on both ranks; keys: all of 20 and of 3 prompt tokens, then 21 and 4
     assert data["findings"]["rows"] == 50
     assert data["findings"]["keys"] == 2 * (sum(range(1, 21)) + 6 + 21 + 4)
-    assert [planned == counted for planned, counted in data["ranks"][0]["calls"].values()] == [True] * 4
+    sent = data["ranks"][0]["calls"]
+    assert len(sent) == 4 and sent.keys() == data["ranks"][0]["bytes"].keys()
+    assert sent["all_gather over dcp: candidates"] == 2  # of the one chunk of both prompts, then of their decodes
     again = run_json(capsys, *PROMPTS, *SMALL, "-pcp", "2")[1]
     assert again["findings"]["keys"] == data["findings"]["keys"] // 2
 
@@ -100,6 +103,26 @@ def test_rank_that_raises_is_named(capsys, monkeypatch):
     monkeypatch.setattr("cpkit.run.execute.check_plans_agree", fail)
     assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2"]) == 1
     assert capsys.readouterr().err.startswith("cpkit run: error: rank 3 raised ValueError: planted\n")
+
+
+def test_rank_that_refuses_its_step_is_named(capsys, monkeypatch):
+    def refuse(comm, *_):
+        if comm.rank == 2:
+            raise PlanError("planted: pages of rank 2 alone")
+
+    monkeypatch.setattr("cpkit.run.execute.check_plans_agree", refuse)
+    assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2"]) == 2
+    assert capsys.readouterr().err == ("cpkit run: error: rank 2 raised PlanError: planted: pages of rank 2 alone\n")
+
+
+def test_backend_that_ran_is_told(capsys):
+    assert run_json(capsys, *PROMPTS, *SMALL)[1]["backend"] == "torch"
+    assert main(["run", *PROMPTS, *SMALL]) == 0
+    assert "logits and top-k of the indexer: torch" in capsys.readouterr().out
+    assert main(["run", *PROMPTS, *SMALL, "--model", "deepseek-v4-flash", "--layer", "swa"]) == 0
+    assert "Kernels" not in capsys.readouterr().out
+    assert main(["run", *PROMPTS, *SMALL, "--backend", "triton"]) == 2
+    assert "rank 0 raised ConfigError: backend='triton' with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
