@@ -23,19 +23,33 @@ def cases(kind, size):
             yield Case(kind, KINDS[kind], world, merge, PARTITIONS[number % 4], budget=budget)
 
 
+def equals_the_simulation(job, case, options):
+    """The job's step, and the simulation's on CPUs: the same keys and collectives, all rows as the oracle has them."""
+    steps, settings = case.steps, case.settings
+    oracle = Oracle(TokenActivations(Generated(7, "exact"), steps.content, settings.model.num_heads))
+
+    def program(comm):
+        return run_rank(comm, steps, settings, oracle, options)
+
+    with make_comm(settings.topology, kind="torch", device="cuda", timeout_s=60) as comm:
+        report = program(comm)
+    assert report.findings.first is None, f"{case}: {report.findings.first}"
+    simulated = run_ranks(settings.topology, program)[job.rank]
+    assert report.selections == simulated.selections, str(case)
+    assert report.calls == simulated.calls, str(case)
+    assert report.findings.rows == simulated.findings.rows > 0, str(case)
+    return report, simulated
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps(job, kind):
     for case in cases(kind, job.world_size):
-        steps, settings = case.steps, case.settings
-        oracle = Oracle(TokenActivations(Generated(7, "exact"), steps.content, settings.model.num_heads))
+        equals_the_simulation(job, case, RunOptions(verify="all", backend="torch"))
 
-        def program(comm, steps=steps, settings=settings, oracle=oracle):
-            return run_rank(comm, steps, settings, oracle, RunOptions(verify="all"))
 
-        with make_comm(settings.topology, kind="torch", device="cuda", timeout_s=60) as comm:
-            report = program(comm)
-        assert report.findings.first is None, f"{case}: {report.findings.first}"
-        simulated = run_ranks(settings.topology, program)[job.rank]
-        assert report.selections == simulated.selections, str(case)
-        assert report.calls == simulated.calls, str(case)
-        assert report.findings.rows == simulated.findings.rows > 0, str(case)
+def test_triton_selects_what_torch_does(job):
+    """Sizes that the Triton kernels take: more keys than are picked, in prefills and in decodes."""
+    for world in worlds(job.world_size):
+        case = Case("dsa", 1, world, prompts=(700, 9), topk=512, index_heads=32)
+        on_gpus, simulated = equals_the_simulation(job, case, RunOptions(verify="sample"))
+        assert (on_gpus.backend, simulated.backend) == ("triton", "torch")
