@@ -3,13 +3,15 @@
 A decode step reads every key once: 8,448 bytes a page against 128 multiply-adds a key, query token and head. So a
 program keeps pages under way and never lets the memory wait for the arithmetic:
 
-    loader     block table -> TMA: the row's queries once, then pages, eight ahead: 64 keys and their 64 scales
-    scorer 0   page 0: wgmma | ReLU, weigh, add, store |        page 2 ...
-    scorer 1                   page 1: wgmma | ReLU, weigh, add, store |        page 3 ...
+    loader     block table -> TMA: the row's queries once, then pages, twelve ahead: 64 keys and their 64 scales
+    scorer 0   page 0: wgmma | sum over heads, store |      page 3 ...
+    scorer 1           page 1: wgmma | sum over heads, store |      page 4 ...
+    scorer 2                   page 2: wgmma | sum over heads, store |      page 5 ...
 
-Keys are the tall side of the product (64 x columns, a column a query token's head), so the sum over heads stays within
-a quad of lanes. A page is 66 lines of 128 bytes: 64 of values, 2 of scales; both are boxes of one matrix of lines. A
-block outside the cache lies outside the matrix, and TMA fills such boxes with zeros.
+Where a row's query tokens fill more than 128 columns (token, head), two scorers with more registers take them in two
+products, and sum the first while the second runs. Keys are the tall side, so the sum over heads stays within a quad
+of lanes (head_sums_gluon.py). A page is 66 lines of 128 bytes: 64 of values, 2 of scales; both are boxes of one matrix
+of lines. A block outside the cache lies outside the matrix, and TMA fills such boxes with zeros.
 """
 
 import torch
@@ -20,12 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.errors import PlanError
+from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
 
 D = gl.constexpr(128)
 PAGE = gl.constexpr(64)  # keys of a page
 LINE = 128  # bytes
 NUM_Q = gl.constexpr(2)  # rows whose queries are in shared memory: the next one's load while this one is scored
-NUM_K = gl.constexpr(8)  # pages in shared memory
+NUM_K = gl.constexpr(12)  # pages in shared memory
 
 _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in newer Triton; in 3.6
 
@@ -47,6 +50,8 @@ def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS
     q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free = buffers
     row, page = first
     _, num_tokens, _, last_row, last_page, group = work
+    COLS: gl.constexpr = min(TOKENS * H, 128)
+    SPLIT: gl.constexpr = TOKENS * H // COLS
     turn = 0
     tile = 0
     while (row < last_row) | ((row == last_row) & (page < last_page)):
@@ -56,7 +61,9 @@ def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS
             mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
             mbarrier.expect(q_ready.index(slot), TOKENS * H * D)
             column = (row * num_tokens + group * TOKENS) * H
-            _tma_load(q_desc, [column, 0], q_ready.index(slot), q_bufs.index(slot))
+            for part in gl.static_range(SPLIT):
+                target = q_bufs.index(slot * SPLIT + part)
+                _tma_load(q_desc, [column + part * COLS, 0], q_ready.index(slot), target)
             turn += 1
             table = block_tables + row.to(gl.int64) * table_stride
             block = gl.load(table + page)
@@ -75,52 +82,74 @@ def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS
 
 
 @gluon.jit
-def _score_partition(tensors, first, work, buffers, H: gl.constexpr, TOKENS: gl.constexpr, SCORER: gl.constexpr):
+def _store_sums(scores, half_weights, scales, number, rows, H: gl.constexpr):
+    """The logits of one page for the tokens of one product; rows: their last keys and their lines of the output."""
+    end, target = rows
+    sums = weighted_head_sums(scores, half_weights, H)
+    keys: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+    sums *= gl.expand_dims(scales.reshape([PAGE]).load(keys), 1)
+    key = gl.expand_dims(number * PAGE + gl.arange(0, PAGE, layout=keys), 1)
+    gl.store(gl.expand_dims(target, 0) + key, sums, mask=key < gl.expand_dims(end, 0))
+
+
+@gluon.jit
+def _token_inputs(row, token, stop, tensors, work, H: gl.constexpr, COLS: gl.constexpr):
+    """Of the tokens of one product, from `token` on: half weights by column; the last keys and lines of the output."""
     weights, out, out_stride = tensors
+    seq_lens, num_tokens, max_keys, _, _, _ = work
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
+    cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, mma))
+    col_token = token + cols // H
+    place = row.to(gl.int64) * num_tokens + col_token
+    half_weights = gl.load(weights + place * H + cols % H, mask=col_token < num_tokens, other=0.0) * 0.5
+    owner: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, owner_layout(COLS // H)))
+    own = token + gl.arange(0, COLS // H, layout=owner)
+    line = row.to(gl.int64) * num_tokens + own
+    end = gl.load(seq_lens + line, mask=own < num_tokens, other=0)
+    end = gl.minimum(gl.minimum(end, max_keys), stop * PAGE)  # behind stop: pages of other programs
+    return half_weights, (end, out + line * out_stride)
+
+
+@gluon.jit
+def _score_partition(
+    tensors, first, work, buffers, H: gl.constexpr, TOKENS: gl.constexpr, SCORER: gl.constexpr, SCORERS: gl.constexpr
+):  # fmt: skip
     q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free = buffers
     row, page = first
-    seq_lens, num_tokens, max_keys, last_row, last_page, group = work
-    COLS: gl.constexpr = TOKENS * H
+    _, _, _, last_row, last_page, group = work
+    COLS: gl.constexpr = min(TOKENS * H, 128)
+    SPLIT: gl.constexpr = TOKENS * H // COLS
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
-    # The keys of a thread's two rows of the product, as [2 lines, 32 scales].
-    scale_layout: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[0, 16], [1, 0]], [], [2, 32]
-    )
-    cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, mma))
     turn = 0
     tile = 0
     while (row < last_row) | ((row == last_row) & (page < last_page)):
         stop = _row_pages(row, page, work, TOKENS)
         if page < stop:
-            token = group * TOKENS + cols // H
-            place = row.to(gl.int64) * num_tokens + token
-            half_w = gl.load(weights + place * H + cols % H, mask=token < num_tokens, other=0.0) * 0.5
+            token = group * TOKENS
+            w0, rows0 = _token_inputs(row, token, stop, tensors, work, H, COLS)
             slot = turn % NUM_Q
             mbarrier.wait(q_ready.index(slot), turn // NUM_Q & 1)
-            q = q_bufs.index(slot).permute((1, 0))
-            acc = gl.zeros([PAGE, COLS], gl.float32, mma)
-            layout: gl.constexpr = gl.sum(acc.reshape([PAGE, TOKENS, H]), axis=2).type.layout
-            offset = gl.expand_dims(gl.arange(0, PAGE, layout=gl.SliceLayout(1, layout)), 1)
-            tokens = group * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, layout))
-            rows = row.to(gl.int64) * num_tokens + tokens
-            end = gl.load(seq_lens + rows, mask=tokens < num_tokens, other=0)
-            end = gl.expand_dims(gl.minimum(end, max_keys), 0)
-            target = gl.expand_dims(out + rows * out_stride, 0)
-            # Pages alternate between the scorers over all rows, so the first of a row may be the other's.
-            skip = (tile + SCORER) & 1
-            for number in range(page + skip, stop, 2):
+            q0 = q_bufs.index(slot * SPLIT).permute((1, 0))
+            acc0 = gl.zeros([PAGE, COLS], gl.float32, mma)
+            if SPLIT == 2:
+                w1, rows1 = _token_inputs(row, token + COLS // H, stop, tensors, work, H, COLS)
+                q1 = q_bufs.index(slot * SPLIT + 1).permute((1, 0))
+                acc1 = gl.zeros([PAGE, COLS], gl.float32, mma)
+            # Scorers take pages in turn over all rows: a row's first page belongs to whoever is next.
+            for number in range(page + (SCORER + SCORERS - tile % SCORERS) % SCORERS, stop, SCORERS):
                 at = tile + number - page
                 stage = at % NUM_K
                 mbarrier.wait(k_ready.index(stage), at // NUM_K & 1)
-                run = warpgroup_mma(k_bufs.index(stage), q, acc, use_acc=False, is_async=True)
-                scale = s_bufs.index(stage).load(scale_layout).reshape([PAGE])
-                acc = warpgroup_mma_wait(0, deps=(run,))
+                run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
+                if SPLIT == 2:
+                    run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
+                acc0 = warpgroup_mma_wait(SPLIT - 1, deps=(run0,))
+                _store_sums(acc0, w0, s_bufs.index(stage), number, rows0, H)
+                if SPLIT == 2:
+                    # Nothing of run1 may cross into the next turn of the loop: ptxas would wait after every wgmma.
+                    acc1 = warpgroup_mma_wait(0, deps=(run1,))
+                    _store_sums(acc1, w1, s_bufs.index(stage), number, rows1, H)
                 mbarrier.arrive(k_free.index(stage), count=1)
-                seen = (acc + gl.abs(acc)) * gl.expand_dims(half_w, 0)  # x + |x| is 2 max(x, 0) exactly
-                total = gl.sum(seen.reshape([PAGE, TOKENS, H]), axis=2)
-                total *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, layout)), 1)
-                key = number * PAGE + offset
-                gl.store(target + key, total, mask=key < end)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
             tile += stop - page
@@ -132,9 +161,10 @@ def _score_partition(tensors, first, work, buffers, H: gl.constexpr, TOKENS: gl.
 def _paged_mqa_logits_hopper_kernel(
     q_desc, k_desc, s_desc, weights, seq_lens, block_tables, schedule, out,
     num_tokens, max_keys, page_lines, table_stride, out_stride,
-    H: gl.constexpr, TOKENS: gl.constexpr,
+    H: gl.constexpr, TOKENS: gl.constexpr, SCORERS: gl.constexpr,
 ):  # fmt: skip
-    q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q, TOKENS * H, D], q_desc.layout)
+    COLS: gl.constexpr = min(TOKENS * H, 128)
+    q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q * TOKENS * H // COLS, COLS, D], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(k_desc.dtype, [NUM_K, PAGE, D], k_desc.layout)
     s_bufs = gl.allocate_shared_memory(s_desc.dtype, [NUM_K, 2, 32], s_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [NUM_Q, 1], mbarrier.MBarrierLayout())
@@ -143,7 +173,7 @@ def _paged_mqa_logits_hopper_kernel(
     k_free = gl.allocate_shared_memory(gl.int64, [NUM_K, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUM_Q):
         mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(q_free.index(i), count=2)  # both scorers
+        mbarrier.init(q_free.index(i), count=SCORERS)
     for i in gl.static_range(NUM_K):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=1)  # the one scorer of the page
@@ -152,18 +182,29 @@ def _paged_mqa_logits_hopper_kernel(
     work = (seq_lens, num_tokens, max_keys, gl.load(start + 2), gl.load(start + 3), gl.program_id(1))
     buffers = (q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free)
     tensors = (weights, out, out_stride)
-    gl.warp_specialize(
-        [
-            (_score_partition, (tensors, first, work, buffers, H, TOKENS, 0)),
-            (_score_partition, (tensors, first, work, buffers, H, TOKENS, 1)),
-            (
-                _load_partition,
-                ((q_desc, k_desc, s_desc), first, work, (block_tables, table_stride, page_lines), buffers, H, TOKENS),
-            ),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    descs = (q_desc, k_desc, s_desc)
+    tables = (block_tables, table_stride, page_lines)
+    if SCORERS == 2:
+        gl.warp_specialize(
+            [
+                (_score_partition, (tensors, first, work, buffers, H, TOKENS, 0, 2)),
+                (_score_partition, (tensors, first, work, buffers, H, TOKENS, 1, 2)),
+                (_load_partition, (descs, first, work, tables, buffers, H, TOKENS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_score_partition, (tensors, first, work, buffers, H, TOKENS, 0, 3)),
+                (_score_partition, (tensors, first, work, buffers, H, TOKENS, 1, 3)),
+                (_score_partition, (tensors, first, work, buffers, H, TOKENS, 2, 3)),
+                (_load_partition, (descs, first, work, tables, buffers, H, TOKENS)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
 
 
 def paged_mqa_logits_hopper(
@@ -189,15 +230,24 @@ def paged_mqa_logits_hopper(
     tokens = tokens_at_once(H, num_tokens)
     columns = q.view(rows * num_tokens * H, D.value)
     _paged_mqa_logits_hopper_kernel[(schedule.shape[0] - 1, triton.cdiv(num_tokens, tokens))](
-        TensorDescriptor.from_tensor(columns, [tokens * H, D.value], tile),
+        TensorDescriptor.from_tensor(columns, [min(tokens * H, 128), D.value], tile),
         TensorDescriptor.from_tensor(lines.view(torch.float8_e4m3fn), [PAGE.value, D.value], tile),
         TensorDescriptor.from_tensor(lines.view(torch.float32), [2, LINE // 4], flat),
         weights, seq_lens, block_tables, schedule, out,
         num_tokens, out.shape[1], page_bytes // LINE, block_tables.stride(0), out.stride(0),
-        H=H, TOKENS=tokens, num_warps=4, maxnreg=168,
+        H=H, TOKENS=tokens, **scorers(H, tokens), num_warps=4,
     )  # fmt: skip
 
 
 def tokens_at_once(num_heads: int, num_tokens: int) -> int:
     """Query tokens of a row that share a pass over its pages: a power of two, up to 256 columns (token, head)."""
     return int(min(triton.next_power_of_2(num_tokens), 256 // num_heads))
+
+
+def scorers(num_heads: int, tokens: int) -> dict[str, int]:
+    """How many groups of warps score, and the registers of a thread at launch, which share out the whole file.
+
+    Three groups hide the latency of a product better than two (2 query tokens: 311 us against 356 on an H200), four
+    have too few registers (400 us).
+    """
+    return {"SCORERS": 3, "maxnreg": 128} if tokens * num_heads <= 128 else {"SCORERS": 2, "maxnreg": 168}

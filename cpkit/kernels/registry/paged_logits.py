@@ -23,8 +23,10 @@ def paged_logits_entries() -> list[KernelEntry]:
             entries.append(
                 KernelEntry(f"paged_mqa_logits-{name}", kernel, pages, sizes, {"num_warps": 4}, spill_bytes=spill)
             )
-            lines = {**_descriptors(tokens * H), **common, "page_lines": "i32"}
-            sizes, options = {"H": H, "TOKENS": tokens}, {"num_warps": 4, "maxnreg": 168}
+            lines = {**_descriptors(min(tokens * H, 128)), **common, "page_lines": "i32"}
+            share = hopper.scorers(H, tokens)
+            sizes = {"H": H, "TOKENS": tokens, "SCORERS": share["SCORERS"]}
+            options = {"num_warps": 4, "maxnreg": share["maxnreg"]}
             kernel = hopper._paged_mqa_logits_hopper_kernel
             # wgmma is an instruction of sm_90 alone
             entries.append(
