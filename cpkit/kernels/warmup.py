@@ -1,0 +1,41 @@
+"""Compile before the first step what any step may launch: a compilation in mid-service stalls every rank.
+
+A kernel is compiled once for each key: its constants, the types of its arguments, its number of warps. Constants come
+from the deployment's sizes, and kernels are told not to look at the values of other arguments, so that neither a
+length of 1, nor a pointer off its 16 bytes, nor a sum beyond 2^31 makes a key of its own. The list is thus complete,
+and the same on every rank.
+
+    deployment = Deployment(block_size=64, dcp_size=8, interleave=64, states=((4, 64),))
+    [key.name for key in compile_keys(deployment)]      what will be compiled
+    warm_up(deployment, torch.device("cuda"))           compiles and loads it
+"""
+
+import torch
+
+from cpkit.errors import ConfigError
+from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.metadata import metadata_keys
+
+POINTERS = {"*i1": torch.bool, "*i32": torch.int32, "*i64": torch.int64}
+
+
+def compile_keys(deployment: Deployment) -> list[KernelEntry]:
+    """Every key of the metadata kernels of a deployment."""
+    return metadata_keys(deployment)
+
+
+def warm_up(deployment: Deployment, device: torch.device) -> int:
+    """Compile and load every key by a launch of no programs; returns how many there are."""
+    if device.type == "cpu":
+        raise ConfigError("warm_up on cpu: kernels are compiled for the device that runs them; name a GPU")
+    keys = compile_keys(deployment)
+    for key in keys:
+        arguments = {name: stand_in(spelled, device) for name, spelled in key.types.items()}
+        key.kernel[(0,)](**arguments, **key.constants, **key.options)
+    return len(keys)
+
+
+def stand_in(spelled: str, device: torch.device) -> torch.Tensor | int:
+    """An argument of a type as an entry spells it; nothing reads it."""
+    return torch.empty(1, dtype=POINTERS[spelled], device=device) if spelled in POINTERS else 0

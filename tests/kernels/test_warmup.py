@@ -1,0 +1,145 @@
+"""What ranks launch in any step is compiled before the first: Triton's own keys, on a machine without a GPU.
+
+A process of its own, in which kernels are compiled functions and a launch is replaced by writing down the key that
+Triton would look up. Tensors are of the meta device: sizes beyond 2^31 cost nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cpkit.errors import ConfigError
+from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.warmup import compile_keys, warm_up
+
+RECORD = """
+import json, sys, torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots, unpack_compressed_slots
+from cpkit.kernels.dcp_local_lens import dcp_local_lens
+from cpkit.kernels.deinterleave import deinterleave_idx
+from cpkit.kernels.gather_lens import gather_lens
+from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
+from cpkit.kernels.tail_slots import tail_slots
+from cpkit.kernels.token_to_req import token_to_req
+from cpkit.kernels.warmup import warm_up
+
+import cpkit.kernels.backends as border
+
+border.JITFunction = ()  # it refuses compiled kernels on a machine without a GPU
+backend, keys, binders = make_backend(GPUTarget("cuda", 90, 32)), set(), {}
+
+def record(kernel, *args, grid, warmup, **kwargs):
+    if kernel not in binders:
+        binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, backend)
+    _, specialization, options = binders[kernel](*args, **kwargs)
+    keys.add(repr((kernel.__name__, specialization, sorted(options.items()))))
+
+JITFunction.run = record
+
+def tensor(*shape, dtype=torch.int32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+def long(size):
+    return tensor(size, dtype=torch.int64)
+
+def steps(d, rank, states):
+    dcp_rank = rank % d.dcp_size
+    for num_tokens in (1, 16, 17, 2**31 + 1):
+        for num_rows in (1, 16):
+            for offset in (0, 1):
+                step(d, dcp_rank, states, num_tokens, num_rows, offset)
+
+def step(d, dcp_rank, states, num_tokens, num_rows, offset):
+    shard = {"dcp_size": d.dcp_size, "interleave": d.interleave}
+    loc, lens, table = tensor(num_rows + 2)[offset:][: num_rows + 1], tensor(num_rows), tensor(num_rows, 48 + offset)
+    table = table[:, offset:]
+    slots, out = long(num_tokens + 1)[offset:][:num_tokens], long(num_tokens)
+    b = {"backend": "triton"}
+    token_to_req(loc, num_mapped=num_tokens, out=tensor(num_tokens), **b)
+    for ratio, per_block in states:
+        sizes = {"compress_ratio": ratio, "states_per_block": per_block}
+        for stride in (None, lens):
+            if d.pcp_size > 1 and d.dcp_size > 1:
+                writes = tensor(num_tokens, dtype=torch.bool)
+                packed_compressed_slots(writes, loc, lens, table, **sizes, **shard, row_stride=stride, out=out, **b)
+                unpack_compressed_slots(slots, dcp_size=d.dcp_size, dcp_rank=dcp_rank, out=out, **b)
+            else:
+                compressed_slots(slots, loc, lens, table, **sizes, **shard, row_stride=stride, out=out, **b)
+    for kind in (None, *states):
+        for kpool in {0, d.kpool}:
+            for writes in (None, tensor(num_tokens, dtype=torch.bool)):
+                token = TokenSlots(table, out, d.block_size, d.dcp_size, dcp_rank, d.interleave)
+                wanted = StateSlots(table, slots, *kind) if kind else None
+                tail = TailSlots(table, slots, kpool) if kpool else None
+                step_slots(loc, lens, token, wanted, tail, row_stride=lens if kpool else None, writes_kv=writes, **b)
+    for window in (1, 16, 127):
+        gather_lens(loc, lens, window_size=window, replay_start=lens if offset else None, out=tensor(num_rows), **b)
+    if d.kpool:
+        tail_slots(slots, out, loc, table, kpool=d.kpool, num_tokens=num_tokens, out=long(num_tokens), **b)
+    for ratio in {1, *(ratio for ratio, _ in states)}:
+        place = {"dcp_size": d.dcp_size, "interleave": max(d.interleave // ratio, 1)}
+        for dtype in (torch.int32, torch.int64):
+            local = tensor(num_rows, 4 + offset, dtype=dtype)[:, offset:]
+            dcp_local_lens(local, **place, dcp_rank=dcp_rank, out=tensor(num_rows, 4, dtype=dtype), **b)
+        if d.pcp_size > 1 and d.dcp_size > 1:
+            deinterleave_idx(long(num_rows + 1), **place, out=long(8 * num_tokens), **b)
+
+def compare(states, **sizes):
+    states = tuple(map(tuple, states))
+    d = Deployment(**sizes, states=states)
+    keys.clear()
+    warm_up(d, torch.device("meta"))
+    warm, missed = set(keys), set()
+    for rank in range(max(d.pcp_size, d.dcp_size)):
+        keys.clear()
+        steps(d, rank, states)
+        missed |= keys - warm
+    never = warm - keys
+    keys.clear()
+    steps(d, 0, ((16, 4),))
+    return {"missed": sorted(missed), "never_launched": sorted(never), "found_when_unlisted": bool(keys - warm)}
+
+print(json.dumps({name: compare(**sizes) for name, sizes in json.loads(sys.argv[1]).items()}))
+"""
+
+WORLDS = {
+    "one-rank": {"block_size": 64, "states": [[4, 64], [128, 2]], "kpool": 16},
+    "dcp": {"block_size": 64, "dcp_size": 3, "interleave": 16, "states": [[4, 16]]},
+    "pcp": {"block_size": 16, "pcp_size": 2, "interleave": 5, "states": [[2, 8]], "kpool": 4},
+    "both": {"block_size": 64, "pcp_size": 2, "dcp_size": 4, "interleave": 16, "states": [[4, 64]]},
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", RECORD, json.dumps(WORLDS)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_rank_launches_what_was_compiled(found, world):
+    assert not found[world]["missed"]
+    assert not found[world]["never_launched"]
+    assert found[world]["found_when_unlisted"]  # a cache that the deployment does not name would have been noticed
+
+
+def test_keys_are_distinct():
+    deployment = Deployment(block_size=64, pcp_size=2, dcp_size=2, interleave=8, states=((4, 64), (8, 64)), kpool=4)
+    names = [key.name for key in compile_keys(deployment)]
+    assert len(names) == len(set(names))
+
+
+def test_there_is_nothing_to_compile_on_a_cpu():
+    with pytest.raises(ConfigError, match="warm_up on cpu"):
+        warm_up(Deployment(block_size=64), torch.device("cpu"))
