@@ -12,7 +12,7 @@ from cpkit.sizing.rules_rule import Refusal
 from cpkit.sizing.rules_search import Near
 from cpkit.sizing.rules_verdict import Verdict, token_bytes
 
-LINE, CLIP = 110, 130
+LINE, CLIP = 110, 118
 
 
 def doctor_report(verdict: Verdict, length: int, knobs: Iterable[Knob] = (), *, detail: bool = False) -> str:

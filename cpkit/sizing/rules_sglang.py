@@ -14,8 +14,8 @@ def _is_v4(d: Deployment) -> bool:
 
 
 def _cp(d: Deployment) -> bool:
-    """Prefill CP is switched on, or a size above 1 says so."""
-    return d.prefill_cp or d.pcp > 1
+    """Prefill CP splits something."""
+    return d.pcp > 1
 
 
 def _no_dcp(d: Deployment) -> bool:
@@ -136,9 +136,9 @@ RULES = (
         "sglang-cp-strategy",
         "prefill CP without --cp-strategy: it must be given, zigzag or interleave",
         "server arguments",
-        lambda d: _cp(d) and d.cp_strategy is None,
+        lambda d: (_cp(d) or d.prefill_cp) and d.cp_strategy is None,
         "--cp-strategy interleave (or zigzag, where the model allows it)",
-        ("cp_strategy", "pcp"),
+        ("cp_strategy", "pcp", "prefill_cp"),
     ),
     Rule(
         "sglang-cp-dsa-tp",
@@ -248,7 +248,7 @@ RULES = (
         "server arguments",
         lambda d: d.kv_saving == "kv-sharding" and not _sharding_fits(d),
         "no --enable-kv-cache-sharding, or everything that it needs",
-        ("kv_saving",),
+        ("kv_saving", "cp_strategy", "pcp", "pp", "attention_backend", "kv_cache_dtype", "block_size", "kv_transfer"),
     ),
     Rule(
         "sglang-kv-sharding-dcp",
