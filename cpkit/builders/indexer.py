@@ -11,6 +11,7 @@ import torch
 
 from cpkit.arrays import IntArray, ceil_div
 from cpkit.budget import Budget
+from cpkit.builders.backend import choose_backend
 from cpkit.builders.buffers import Buffer
 from cpkit.builders.checks import check_fits, check_reach, check_update
 from cpkit.builders.chip import Chip
@@ -82,6 +83,7 @@ class IndexerBuilder:
 
     comm: needed under PCP with compressed keys, whose slots the ranks gather.
     widen_lens: for layers whose logits are wider than their keys; [rows] keys -> [rows] keys that the budgets count.
+    backend: of the kernels that it runs, "triton" or "torch"; None: the device's own (builders/backend.py).
     """
 
     def __init__(
@@ -91,16 +93,18 @@ class IndexerBuilder:
         device: torch.device | str = "cpu",
         comm: Comm | None = None,
         widen_lens: Callable[[IntArray], IntArray] | None = None,
+        backend: str | None = None,
     ) -> None:
         self.config = config
         self.device = torch.empty(0, device=device).device
+        self.backend = choose_backend(backend, self.device)
         budget, chip, shard, ratio = config.budget, config.chip, config.shard, config.compress_ratio
         blocks = ceil_div(config.max_blocks, config.entries_per_block)
         fixed = fixed_path(chip, budget.num_speculative_tokens, adaptive=config.adaptive)
         self.graph_support = GraphSupport.UNIFORM if fixed is None else GraphSupport.ALWAYS
         self._tables = Buffer("block_tables", (budget.max_num_seqs, blocks), torch.int32, self.device)
         self._slots = SlotStage.make(shard, budget, ratio, config.states_per_block, comm, self.device)
-        self._prefill = PrefillStage(shard, budget, ratio, widen_lens)
+        self._prefill = PrefillStage(shard, budget, ratio, self.backend, widen_lens)
         self._decode = DecodeStage(
             shard=shard,
             chip=chip,

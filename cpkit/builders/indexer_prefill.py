@@ -17,7 +17,7 @@ from cpkit.budget import Budget
 from cpkit.builders.common import RankBatch, Shard
 from cpkit.builders.indexer_metadata import IndexerChunk, IndexerPrefill
 from cpkit.errors import PlanError
-from cpkit.kernels.key_ranges import key_ranges_gathered, key_ranges_local, key_rows
+from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
 from cpkit.planner.chunks import Chunk, split_chunks, widen
 from cpkit.planner.gather import GatherPlan, plan_gather
 from cpkit.planner.interleave import keys_a_turn, largest_shard, local_lens
@@ -63,6 +63,7 @@ class PrefillStage:
     shard: Shard
     budget: Budget
     compress_ratio: int
+    backend: str
     widen_lens: WidenLens | None = None
 
     @property
@@ -134,11 +135,20 @@ class PrefillStage:
         first, stop = rows.first_row + chunk.row_start, rows.first_row + chunk.row_stop
         chunk_token, last_token = (int(at) for at in batch.host_query_start_loc[[first, stop]])
         region = self.region(rows, chunk, block_tables.device)
+        of_chunk = ChunkRows(
+            query_start_loc=batch.query_start_loc[first : stop + 1],
+            seq_lens=batch.seq_lens[first:stop],
+            region_start=region.start,
+            key_start_loc=region.key_start_loc,
+            row_stride=None if batch.row_stride is None else batch.row_stride[first:stop],
+        )
         row_of_key = torch.empty(region.num_keys, dtype=torch.int32, device=block_tables.device)
-        key_rows(region.key_start_loc, out=row_of_key)
         for run_start, run_stop in chunk.runs():
             token_start, token_stop = min(chunk_token + run_start, last_token), min(chunk_token + run_stop, last_token)
-            key_start, key_end = self.ranges(batch, (first, stop), (token_start, token_stop), chunk, region)
+            bounds = torch.empty(2, token_stop - token_start, dtype=torch.int32, device=block_tables.device)
+            fills_workspace = run_start == 0
+            ranges = KeyRanges(bounds[0], bounds[1], row_of_key if fills_workspace else row_of_key[:0])
+            self.write_ranges(of_chunk, token_start, chunk, ranges)
             yield IndexerChunk(
                 row_start=first,
                 row_stop=stop,
@@ -146,8 +156,8 @@ class PrefillStage:
                 token_stop=token_stop,
                 key_span=(chunk.key_start, chunk.key_stop),
                 first_local=chunk.key_start // self.shard.dcp_size,
-                key_start=key_start,
-                key_end=key_end,
+                key_start=ranges.key_start,
+                key_end=ranges.key_end,
                 key_start_loc=region.key_start_loc,
                 local_key_start_loc=region.local_key_start_loc,
                 key_rows=row_of_key,
@@ -156,7 +166,7 @@ class PrefillStage:
                 max_local_keys=region.max_local_keys,
                 block_tables=block_tables[first:stop],
                 gather=region.gather,
-                fills_workspace=run_start == 0,
+                fills_workspace=fills_workspace,
                 last_span=chunk.last_span,
             )
 
@@ -190,40 +200,29 @@ class PrefillStage:
         start, stop = (local_lens(at, rank, self.shard.dcp_size, self.turn) for at in span)
         return stop - start
 
-    def ranges(
-        self, batch: RankBatch, rows: tuple[int, int], tokens: tuple[int, int], chunk: Chunk, region: Region
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key ranges of the query tokens of one run."""
-        first, stop = rows
-        key_start, key_end = torch.empty(
-            2, tokens[1] - tokens[0], dtype=torch.int32, device=region.start.device
-        ).unbind(0)
-        batch_rows = batch.query_start_loc[first : stop + 1], batch.seq_lens[first:stop], region.start
-        stride = None if batch.row_stride is None else batch.row_stride[first:stop]
+    def write_ranges(self, rows: ChunkRows, token_start: int, chunk: Chunk, out: KeyRanges) -> None:
+        """Key ranges of the query tokens of one run, from token_start on."""
         if self.gathers:
             key_ranges_gathered(
-                *batch_rows,
-                token_start=tokens[0],
+                rows,
+                token_start=token_start,
                 compress_ratio=self.compress_ratio,
                 span=_bounds(chunk),
-                row_stride=stride,
-                key_start=key_start,
-                key_end=key_end,
+                out=out,
+                backend=self.backend,
             )
         else:
             key_ranges_local(
-                *batch_rows,
-                token_start=tokens[0],
+                rows,
+                token_start=token_start,
                 compress_ratio=self.compress_ratio,
                 dcp_size=self.shard.dcp_size,
                 dcp_rank=self.shard.dcp_rank,
                 interleave=self.shard.interleave,
                 span=_bounds(chunk),
-                row_stride=stride,
-                key_start=key_start,
-                key_end=key_end,
+                out=out,
+                backend=self.backend,
             )
-        return key_start, key_end
 
 
 def _bounds(chunk: Chunk) -> tuple[int, int]:

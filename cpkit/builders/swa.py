@@ -4,11 +4,13 @@ The window cache is replicated on every DCP rank, so nothing here goes through t
 slot_mapping is of this rank's own tokens, before the copies of replicated rows are masked: all copies are computed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from cpkit.budget import Budget
+from cpkit.builders.backend import choose_backend
 from cpkit.builders.buffers import Buffer
 from cpkit.builders.checks import check_fits, check_reach, check_update
 from cpkit.builders.chip import Chip
@@ -19,7 +21,7 @@ from cpkit.builders.swa_schedule import ScheduleStage, layer_types
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.checks import INT32_MAX
 from cpkit.kernels.gather_lens import gather_lens
-from cpkit.kernels.swa_indices import draft_swa_indices, swa_indices
+from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
 from cpkit.kernels.token_to_req import token_to_req
 from cpkit.planner.order import BatchSplit, split_decodes_and_prefills
 from cpkit.planner.slots import PAD
@@ -73,13 +75,17 @@ class SwaConfig:
 
 
 class SwaBuilder:
-    """Builds SwaMetadata, step after step, into the same buffers: a step's result is valid until the next build."""
+    """Builds SwaMetadata, step after step, into the same buffers: a step's result is valid until the next build.
+
+    backend: of the kernels that it runs, "triton" or "torch"; None: the device's own (builders/backend.py).
+    """
 
     graph_support = GraphSupport.UNIFORM
 
-    def __init__(self, config: SwaConfig, *, device: torch.device | str = "cpu") -> None:
+    def __init__(self, config: SwaConfig, *, device: torch.device | str = "cpu", backend: str | None = None) -> None:
         self.config = config
         self.device = torch.empty(0, device=device).device
+        self.backend = choose_backend(backend, self.device)
         tokens, rows = config.budget.max_num_batched_tokens, config.budget.max_num_seqs
         width = max(config.window_size, config.draft_width if config.draft_blocks else 0)
 
@@ -108,13 +114,13 @@ class SwaBuilder:
             batch.query_lens, threshold=self.config.decode_threshold, num_tokens=batch.num_tokens
         )
         self._check_draft_block(batch, split)
-        token_row, valid = self._tokens(batch)
+        tokens = self._tokens(batch)
         return SwaMetadata(
             split=split,
-            token_to_req=token_row,
-            is_valid=valid,
-            decode=self._decode(batch, split, token_row, valid, causal=batch.causal),
-            prefill=self._prefill(batch, split, token_row, valid) if split.num_prefills else None,
+            token_to_req=tokens.token_to_req,
+            is_valid=tokens.is_valid,
+            decode=self._decode(tokens, split, causal=batch.causal),
+            prefill=self._prefill(batch, split, tokens) if split.num_prefills else None,
             max_decode_query_len=min(batch.max_query_len, self.config.decode_threshold),
         )
 
@@ -127,9 +133,9 @@ class SwaBuilder:
             return metadata
         self.check(batch)
         check_update(batch, metadata.split)
-        token_row, valid = self._tokens(batch)
-        decode = self._decode(batch, metadata.split, token_row, valid, causal=metadata.decode.causal)
-        return replace(metadata, token_to_req=token_row, is_valid=valid, decode=decode)
+        tokens = self._tokens(batch)
+        decode = self._decode(tokens, metadata.split, causal=metadata.decode.causal)
+        return replace(metadata, token_to_req=tokens.token_to_req, is_valid=tokens.is_valid, decode=decode)
 
     def check(self, batch: RankBatch) -> None:
         """Refuse a batch that the buffers, the block tables or the mask cannot hold."""
@@ -150,67 +156,53 @@ class SwaBuilder:
                 "says how long draft blocks get"
             )
 
-    def _tokens(self, batch: RankBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row and validity of every token."""
+    def _tokens(self, batch: RankBatch) -> WindowTokens:
+        """The batch's tokens with the row and validity of each."""
         row = self._token_to_req.front(batch.num_tokens)
         token_to_req(batch.query_start_loc, num_mapped=batch.num_real_tokens, out=row)
         valid = self._is_valid.front(batch.num_tokens)
         torch.ge(batch.slot_mapping[: batch.num_tokens], 0, out=valid)
-        return row, valid
+        return WindowTokens(
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            token_to_req=row,
+            is_valid=valid,
+            block_tables=batch.block_tables,
+            block_size=self.config.block_size,
+            replay_start=batch.replay_start,
+            row_stride=batch.row_stride,
+        )
 
-    def _decode(
-        self, batch: RankBatch, split: BatchSplit, token_row: torch.Tensor, valid: torch.Tensor, *, causal: bool
-    ) -> SwaDecode:
+    def _decode(self, tokens: WindowTokens, split: BatchSplit, *, causal: bool) -> SwaDecode:
         width = self.config.window_size if causal else self.config.draft_width
         indices = self._decode_indices.front_of_width(split.num_decode_tokens, width)
         lens = self._decode_lens.front(split.num_decode_tokens)
-        if causal:
-            self._windows(batch, token_row, valid, 0, indices, lens)
-        else:
-            draft_swa_indices(
-                batch.query_start_loc,
-                batch.seq_lens,
-                token_row,
-                valid,
-                batch.block_tables,
-                block_size=self.config.block_size,
-                window_size=self.config.window_size,
-                token_offset=0,
-                indices=indices,
-                lens=lens,
-            )
-        return SwaDecode(indices, lens, causal, self._schedules.build(batch, token_row, valid, lens))
+        self._windows(swa_indices if causal else draft_swa_indices, tokens, 0, indices, lens)
+        return SwaDecode(indices, lens, causal, self._schedules.build(tokens, lens))
 
     def _windows(
         self,
-        batch: RankBatch,
-        token_row: torch.Tensor,
-        valid: torch.Tensor,
+        kernel: Callable[..., None],
+        tokens: WindowTokens,
         first_token: int,
         indices: torch.Tensor,
         lens: torch.Tensor,
     ) -> None:
-        """Causal windows of the tokens from first_token on."""
-        swa_indices(
-            batch.query_start_loc,
-            batch.seq_lens,
-            token_row,
-            valid,
-            batch.block_tables,
-            block_size=self.config.block_size,
+        """Windows of the tokens from first_token on, causal or of draft blocks as the kernel is."""
+        kernel(
+            tokens,
             window_size=self.config.window_size,
             token_offset=first_token,
-            replay_start=batch.replay_start,
-            row_stride=batch.row_stride,
             indices=indices,
             lens=lens,
+            backend=self.backend,
         )
 
-    def _prefill(self, batch: RankBatch, split: BatchSplit, token_row: torch.Tensor, valid: torch.Tensor) -> SwaPrefill:
+    def _prefill(self, batch: RankBatch, split: BatchSplit, tokens: WindowTokens) -> SwaPrefill:
         config, first = self.config, split.num_decodes
         indices = self._prefill_indices.front_of_width(split.num_prefill_tokens, config.window_size)
         lens = self._prefill_lens.front(split.num_prefill_tokens)
-        self._windows(batch, token_row, valid, split.num_decode_tokens, indices, lens)
+        self._windows(swa_indices, tokens, split.num_decode_tokens, indices, lens)
         loc = batch.query_start_loc[first:]
         gather = self._gather_lens.front(split.num_prefills)
         gather_lens(

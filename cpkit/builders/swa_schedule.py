@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from cpkit.builders.buffers import Buffer
-from cpkit.builders.common import RankBatch
 from cpkit.errors import ConfigError
+from cpkit.kernels.swa_indices import WindowTokens
 from cpkit.kernels.tile_schedule import tile_schedule
 
 RATIOS = {"swaonly": 1, "c2a": 2, "c4a": 4, "c128a": 128}
@@ -37,14 +37,13 @@ class ScheduleStage:
     index_topk: int | None
     buffer: Buffer
 
-    def build(
-        self, batch: RankBatch, token_to_req: torch.Tensor, is_valid: torch.Tensor, window_lens: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def build(self, tokens: WindowTokens, window_lens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Fresh schedules over the decode tokens; window_lens: [num_decode_tokens] int32."""
         num_tokens = window_lens.numel()
         if not num_tokens:
             return {}
-        context = torch.where(is_valid[:num_tokens], batch.seq_lens[token_to_req[:num_tokens].long()], 0)
+        req = tokens.token_to_req[:num_tokens]
+        context = torch.where(tokens.is_valid[:num_tokens], tokens.seq_lens[req], 0)
         schedules = {}
         for name, out in zip(self.types, self.buffer.tensor, strict=False):
             num_keys = window_lens

@@ -19,10 +19,17 @@ query_start_loc: [num_reqs + 1], seq_lens: [num_reqs] int32, of the decodes alon
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
+from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
-from cpkit.kernels.dcp_local_lens import dcp_local_lens_reference
+from cpkit.kernels.dcp_local_lens import dcp_local_lens_reference, local_lens_of, shard_constants
+from cpkit.kernels.token_to_req import rows_of_tokens
 from cpkit.planner.state_slots import check_states_whole
+
+ROWS, COLUMNS, NUM_WARPS = 4, 256, 4
+"""Rows of one program, table entries of each, and its warps."""
 
 
 class DecodeRows(NamedTuple):
@@ -61,6 +68,56 @@ def flat_decodes_reference(
     )
 
 
+@triton.jit(
+    do_not_specialize=[
+        "query_start_loc", "seq_lens", "block_tables", "row_lens", "global_lens", "query_lens", "row_req",
+        "row_tables", "num_reqs", "num_rows", "width", "table_width", "table_stride", "lens_stride",
+        "row_table_stride", "dcp_rank",
+    ]
+)  # fmt: skip
+def _decode_rows_kernel(
+    query_start_loc, seq_lens, block_tables, row_lens, global_lens, query_lens, row_req, row_tables,
+    num_reqs: tl.int32, num_rows: tl.int32, width: tl.int32, table_width: tl.int32, table_stride: tl.int64,
+    lens_stride: tl.int64, row_table_stride: tl.int64, dcp_rank: tl.int64,
+    RATIO: tl.constexpr, DCP_SIZE: tl.constexpr, INTERLEAVE: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows and COLUMNS of their table entries; programs of the first columns write all else of the rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    if FLAT:
+        num_tokens = tl.load(query_start_loc + num_reqs)
+        req = rows_of_tokens(query_start_loc, row, num_reqs)
+        num_queries = (row < num_tokens).to(tl.int32)
+        first_len = tl.load(seq_lens + req) - tl.load(query_start_loc + req + 1) + row + 1
+        named_req = tl.where(row < num_tokens, req, num_reqs + row - num_tokens)
+    else:
+        req = tl.minimum(row, num_reqs - 1)
+        num_queries = tl.load(query_start_loc + req + 1) - tl.load(query_start_loc + req)
+        num_queries = tl.where(row < num_reqs, num_queries, 0)
+        first_len = tl.load(seq_lens + req) - num_queries + 1
+        named_req = row
+    if tl.program_id(1) == 0:
+        if FLAT:
+            last_len = tl.maximum(first_len, 0)
+            tl.store(query_lens + row, 1, mask=inside)
+        else:
+            last_len = tl.load(seq_lens + req)
+            tl.store(query_lens + row, num_queries, mask=inside)
+        tl.store(global_lens + row, tl.where(num_queries > 0, last_len // RATIO, 0), mask=inside)
+        tl.store(row_req + row, named_req, mask=inside)
+        for token in range(width):
+            lens = tl.where(token < num_queries, tl.maximum(first_len + token, 0), 0)
+            local = local_lens_of(lens, dcp_rank, DCP_SIZE, INTERLEAVE) // RATIO
+            tl.store(row_lens + row.to(tl.int64) * lens_stride + token, local.to(tl.int32), mask=inside)
+
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    copied = inside[:, None] & (column < table_width)[None, :]
+    read = copied & (num_queries > 0)[:, None]
+    block = tl.load(block_tables + req.to(tl.int64)[:, None] * table_stride + column[None, :], mask=read, other=0)
+    tl.store(row_tables + row.to(tl.int64)[:, None] * row_table_stride + column[None, :], block, mask=copied)
+
+
 def flat_decodes(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -71,10 +128,16 @@ def flat_decodes(
     dcp_rank: int = 0,
     interleave: int = 1,
     out: DecodeRows,
+    backend: str = "torch",
 ) -> None:
     """Write one row per query token, and padding rows up to the rows of out."""
+    check_backend("flat_decodes", backend, BACKENDS, compiled=_decode_rows_kernel, device=seq_lens.device)
     _check(query_start_loc, seq_lens, block_tables, out, compress_ratio, (dcp_size, dcp_rank, interleave))
     check_tensor("out.seq_lens", out.seq_lens, torch.int32, (None, 1), seq_lens.device)
+    if backend == "triton":
+        constants = decode_constants(compress_ratio, dcp_size, interleave)
+        _launch(query_start_loc, seq_lens, block_tables, dcp_rank, {**constants, "FLAT": True}, out)
+        return
     _store(
         flat_decodes_reference(
             query_start_loc,
@@ -129,9 +192,15 @@ def native_decodes(
     dcp_rank: int = 0,
     interleave: int = 1,
     out: DecodeRows,
+    backend: str = "torch",
 ) -> None:
     """Write one row per request, and padding rows up to the rows of out, as wide as the longest query."""
+    check_backend("native_decodes", backend, BACKENDS, compiled=_decode_rows_kernel, device=seq_lens.device)
     _check(query_start_loc, seq_lens, block_tables, out, compress_ratio, (dcp_size, dcp_rank, interleave))
+    if backend == "triton":
+        constants = decode_constants(compress_ratio, dcp_size, interleave)
+        _launch(query_start_loc, seq_lens, block_tables, dcp_rank, {**constants, "FLAT": False}, out)
+        return
     _store(
         native_decodes_reference(
             query_start_loc,
@@ -145,6 +214,42 @@ def native_decodes(
             interleave=interleave,
         ),
         out,
+    )
+
+
+def decode_constants(compress_ratio: int, dcp_size: int, interleave: int) -> dict[str, int]:
+    """How the kernel is compiled for a cache; interleave in tokens."""
+    return {"RATIO": compress_ratio, **shard_constants(dcp_size, interleave)}
+
+
+def _launch(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    dcp_rank: int,
+    constants: dict[str, int],
+    out: DecodeRows,
+) -> None:
+    num_rows, table_width = out.block_tables.shape
+    if not num_rows:
+        return
+    _decode_rows_kernel[(triton.cdiv(num_rows, ROWS), max(triton.cdiv(table_width, COLUMNS), 1))](
+        query_start_loc,
+        seq_lens,
+        block_tables,
+        *out,
+        seq_lens.numel(),
+        num_rows,
+        out.seq_lens.shape[1],
+        table_width,
+        block_tables.stride(0),
+        out.seq_lens.stride(0),
+        out.block_tables.stride(0),
+        dcp_rank,
+        **constants,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -166,6 +271,7 @@ def _check(
     check_positive(compress_ratio=compress_ratio)
     check_states_whole(compress_ratio, shard[0], shard[2])
     check_rows(query_start_loc, seq_lens, None)
+    check_positive(num_reqs=seq_lens.numel())
     check_tensor("block_tables", block_tables, torch.int32, (seq_lens.numel(), None), device)
     check_tensor("out.seq_lens", out.seq_lens, torch.int32, (num_rows, None), device)
     for name in ("global_seq_lens", "query_lens", "req"):

@@ -1,4 +1,4 @@
-"""Local lengths, token rows, gather lengths, deinterleaving, remapping: each against things dealt out one by one."""
+"""Local lengths, token rows, gather lengths, deinterleaving: each against things dealt out one by one."""
 
 import itertools
 
@@ -12,7 +12,6 @@ from cpkit.errors import PlanError
 from cpkit.kernels.dcp_local_lens import dcp_local_lens, join_position, split_position
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.gather_lens import gather_lens
-from cpkit.kernels.position_slots import compact_slots, gathered_slots, shard_slots
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.kernels.token_to_req import token_to_req
 from tests import oracles
@@ -177,78 +176,6 @@ def test_deinterleaving_skips_requests_without_keys(backend):
     want = [start + key // 2 + key % 2 * 513 for start, width in ((0, 512), (256, 514)) for key in range(width)]
     assert out.tolist() == want
     deinterleave_idx(torch.tensor([0, 0]), dcp_size=2, interleave=1, out=out[:0], backend=backend)
-
-
-@settings(max_examples=60)
-@given(
-    positions=st.lists(st.lists(st.integers(-1, 40), min_size=3, max_size=3), min_size=1, max_size=4),
-    dcp_size=st.integers(1, 3),
-    interleave=st.integers(1, 3),
-    mapped=st.booleans(),
-)
-def test_positions_become_rows_of_their_owner(positions, dcp_size, interleave, mapped):
-    tables = 1 + np.arange(8).reshape(2, 4)
-    req = [at % 2 for at in range(len(positions))]
-    mapping = i32([1, -3]) if mapped else None
-    given = torch.tensor(positions, dtype=torch.int32)
-    for rank in range(dcp_size):
-        held = oracles.deal(41, dcp_size, interleave)[rank]
-        out = torch.full(given.shape, -99)
-        shard_slots(
-            given,
-            i32(req),
-            i32(tables),
-            block_size=2,
-            block_stride=5,
-            dcp_size=dcp_size,
-            dcp_rank=rank,
-            interleave=interleave,
-            idx_mapping=mapping,
-            out=out,
-        )
-        want = []
-        for row, wanted in zip(req, positions, strict=True):
-            table = tables[[1, 0][row]] if mapped else tables[row]
-            local = [held.index(pos) if pos in held else 99 for pos in wanted]
-            want.append([table[at // 2] * 5 + at % 2 if at < 8 else -1 for at in local])
-        assert out.tolist() == want
-        counts = i32([-99] * len(positions))
-        compact_slots(out, out=out, counts=counts)
-        kept = [[slot for slot in row if slot >= 0] for row in want]
-        assert out.tolist() == [row + [-1] * (3 - len(row)) for row in kept]
-        assert counts.tolist() == list(map(len, kept))
-
-
-def test_rows_beyond_int32():
-    out = torch.zeros(1, 1, dtype=torch.int64)
-    one = {"block_size": 1, "dcp_size": 1, "dcp_rank": 0, "interleave": 1}
-    for block, stride, row in [(1994, 1_077_120, 2_147_777_280), (598, 3_600_000, 2_152_800_000)]:
-        shard_slots(i32([[0]]), i32([0]), i32([[block]]), **one, block_stride=stride, out=out)
-        assert out.item() == row
-
-
-def test_a_cache_without_blocks_has_no_rows():
-    out = torch.zeros(1, 2, dtype=torch.int64)
-    one = {"block_size": 1, "block_stride": 1, "dcp_size": 1, "dcp_rank": 0, "interleave": 1}
-    shard_slots(i32([[0, -1]]), i32([0]), i32(np.zeros((1, 0))), **one, out=out)
-    assert out.tolist() == [[-1, -1]]
-
-
-@pytest.mark.parametrize(("dcp_size", "interleave"), WORLDS)
-def test_gathered_positions_keep_every_owner(dcp_size, interleave):
-    positions = [[0, 1, 7], [13, -1, 40]]
-    starts, stride = [2, 5], 12
-    workspace = {}
-    for token, start in enumerate(starts):
-        for rank, held in enumerate(oracles.deal(41, dcp_size, interleave)):
-            for at, pos in enumerate(held):
-                if start + at < stride:
-                    workspace[token, pos] = rank * stride + start + at
-    out = torch.full((2, 3), -99)
-    gathered_slots(
-        torch.tensor(positions), i32(starts), rank_stride=stride, dcp_size=dcp_size, interleave=interleave, out=out
-    )
-    assert out.tolist() == [[workspace.get((token, pos), -1) for pos in row] for token, row in enumerate(positions)]
 
 
 @both_backends
