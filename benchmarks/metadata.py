@@ -15,12 +15,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import COPIES, Case, run_case
+from benchmarks.metadata_slots import plan_cases, plan_to_device, slot_cases
 from benchmarks.timing import copy_gb_per_s, write_result
 
 
 def cases() -> Iterator[Case]:
     """Every case, made when its turn comes."""
-    yield from ()
+    yield from slot_cases()
+    yield from plan_cases()
 
 
 def main() -> None:
@@ -36,6 +38,9 @@ def main() -> None:
         if args.only in case.work:
             rows.append(run_case(case, gb_per_s))
             print(rows[-1], flush=True)
+    if args.only in "global chunk plan to the device":
+        rows += plan_to_device()
+        print(*rows[-2:], sep="\n")
     write_result(args.out, copy_gb_per_s=round(gb_per_s), copies=COPIES, rows=rows)
 
 
