@@ -17,6 +17,7 @@ query: [num_tokens, H, D] fp32, bf16 or fp16. rows: [num_rows, D] of these dtype
 k], start, end: [num_tokens], int32 or int64. Result: out [num_tokens, H, value_dim] and lse [num_tokens, H], fp32.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,12 +51,11 @@ class SelectedKeys:
 
     def of_tile(self, tokens: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that any of some tokens see, and [tokens, rows] fp32, how often each token sees each of them."""
-        index = self.indices[tokens].long()
-        token, column = ((index >= 0) & (index < len(self.rows))).nonzero(as_tuple=True)
-        used, place = index[token, column].unique(return_inverse=True)
-        counts = torch.zeros(len(index), len(used), device=index.device)
-        counts.index_put_((token, place), counts.new_ones(()), accumulate=True)
-        return self.rows[used], counts
+        used, place = used_slots(self.indices[tokens], len(self.rows))
+        counts = torch.zeros(len(place), len(used) + 1, device=place.device)  # the last column: of no row
+        column = place.masked_fill(place == PAD, len(used))
+        counts.scatter_add_(1, column, counts.new_ones(()).expand(column.shape))
+        return self.rows[used], counts[:, :-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +164,7 @@ def _attend(
     num_tokens, num_keys = counts.shape
     if not num_keys:
         return
-    if num_tokens > 1 and (num_keys > 2 * int(counts.sum(1).max()) or not bool(rows.isfinite().all())):
+    if num_tokens > 1 and (num_keys > 2 * int(counts.sum(1).max()) or not _all_finite(rows)):
         middle = tokens.start + num_tokens // 2
         _attend(query, keys, slice(tokens.start, middle), softmax_scale, out, lse)
         _attend(query, keys, slice(middle, tokens.stop), softmax_scale, out, lse)
@@ -179,3 +179,9 @@ def _attend(
     values = (weights.flatten(0, 1) @ rows[:, :value_dim]).view(num_tokens, num_heads, value_dim)
     out[tokens] = values / total.masked_fill(total == 0, 1.0)[..., None]
     lse[tokens] = top[..., 0] + total.log()
+
+
+def _all_finite(rows: torch.Tensor) -> bool:
+    """Both ends of the values' range are finite; a NaN makes both NaN. One pass, without an array of flags."""
+    low, high = rows.aminmax()
+    return math.isfinite(low) and math.isfinite(high)
