@@ -70,6 +70,7 @@ VLLM_FLAGS: dict[str, Flag] = {
     "--max-num-seqs": Flag("max_num_seqs", SIZE),
     "--gpu-memory-utilization": Flag("utilization", SHARE),
     "--enforce-eager": Flag("graphs", switch=True, value="none"),
+    "--dcp-q-replicate": Flag("features", switch=True, value="replicated-queries"),
     "--enable-lora": Flag("features", switch=True, value="lora"),
     "--enable-dbo": Flag("features", switch=True, value="dual-batch-overlap"),
     "--enable-return-routed-experts": Flag("features", switch=True, value="return-routed-experts"),
@@ -100,6 +101,7 @@ SGLANG_FLAGS: dict[str, Flag] = {
     "--speculative-algorithm": Flag("speculation"),
     "--speculative-eagle-topk": Flag("eagle_topk", SIZE),
     "--speculative-num-draft-tokens": Flag("num_speculative_tokens", SIZE),
+    "--dcp-replicate-q-proj": Flag("features", switch=True, value="replicated-queries"),
     "--enable-hisparse": Flag("features", switch=True, value="hisparse"),
     "--enable-hierarchical-cache": Flag("features", switch=True, value="hicache"),
     "--context-length": Flag("max_model_len", SIZE),
@@ -123,8 +125,6 @@ ENVIRONMENT: dict[str, Flag] = {
 SWITCHES = frozenset(
     (
         "--async-scheduling",
-        "--dcp-q-replicate",
-        "--dcp-replicate-q-proj",
         "--disable-log-requests",
         "--disable-log-stats",
         "--disable-overlap-schedule",

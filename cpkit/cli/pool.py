@@ -1,13 +1,11 @@
 """How many KV blocks a chip has room for, and the sentence that says why."""
 
-import json
 import math
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
 
 from cpkit.errors import ConfigError
 from cpkit.model import Model
+from cpkit.sizing.chips import chip as known_chip
 from cpkit.topology import Topology
 
 DEFAULT_WEIGHT_SHARE = 0.5
@@ -24,13 +22,6 @@ class PoolSize:
     source: str
 
 
-def chips() -> dict[str, Any]:
-    """The shipped chip facts by name."""
-    text = (resources.files("cpkit") / "data" / "chips.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)["chips"]
-    return found
-
-
 def default_pool(
     model: Model, topology: Topology, *, chip: str, weights_gb: float | None, utilization: float
 ) -> PoolSize:
@@ -40,10 +31,7 @@ def default_pool(
     replicated caches, which do not grow with the context, are left to what utilization spares.
     weights_gb: of one rank; None: half the chip's memory. Raises ConfigError when no block fits.
     """
-    known = chips()
-    if chip not in known:
-        raise ConfigError(f"unknown chip {chip!r}: use one of {', '.join(known)}, or give --num-kv-blocks")
-    memory_gb = float(known[chip]["hbm_capacity_gb"]["value"])
+    memory_gb = known_chip(chip).hbm_bytes.value / 1e9
     stated = "as stated"
     if weights_gb is None:
         weights_gb, stated = DEFAULT_WEIGHT_SHARE * memory_gb, "assumed half the chip, see --weights-gb"

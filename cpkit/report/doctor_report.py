@@ -91,11 +91,12 @@ def _word(value: Any) -> str:
 def _capacity(memory: Memory, length: int) -> list[str]:
     given = memory.settings
     held = sum(buffer.bytes for buffer in memory.buffers)
+    taken = ", out of what is not usable" if given.buffers_beside else ""
     rows = [
         ["memory", size(given.chip.hbm_bytes.value), f"hardware file: {given.chip.hbm_bytes.source}"],
         ["  usable", f"{given.utilization.value:.0%}", f"{given.utilization.kind}: {given.utilization.source}"],
         ["  weights", size(given.weights.value), f"{given.weights.kind}: {given.weights.source}"],
-        ["  buffers", size(held), "counted: workspace, logits, collectives of the largest steps (--memory lists them)"],
+        ["  buffers", size(held), f"counted: workspace, logits, collectives of the largest steps{taken}"],
         ["  left for KV", size(memory.room), "counted"],
         ["KV of a token", f"{memory.token_bytes:,.0f} B", f"counted: all layers, {_sharing(memory)}"],
         ["room", f"{count(memory.tokens)} tokens", f"counted: {count(memory.num_blocks)} blocks x "
@@ -170,6 +171,10 @@ def _besides(verdict: Verdict) -> list[str]:
     lines: list[str] = []
     for text in verdict.assumed:
         lines += _wrapped(text, 10, first="Assumed   ")
+    if verdict.unplanned:
+        lines += _wrapped(
+            f"memory is not counted, since cpkit does not plan this: {verdict.unplanned}", 10, first="Note      "
+        )
     for note, text in verdict.notes:
         lines += _wrapped(f"{text} [{note.id}]", 10, first="Note      ")
     return lines

@@ -22,6 +22,8 @@ from cpkit.sizing.figures import Figure
 from cpkit.sizing.memory_buffers import Buffer, list_buffers
 from cpkit.topology import Topology
 
+GIB = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
@@ -29,6 +31,7 @@ class MemorySettings:
 
     weights: bytes on one rank. utilization: share of the chip's memory that may be used. replicates_index: every rank
     of a DCP group keeps all indexer keys. max_model_len: tokens of the longest request. merge: ag_rs or a2a.
+    buffers_beside: the utilization is of weights and caches alone (SGLang's static share); buffers take from the rest.
     """
 
     model: Model
@@ -39,6 +42,7 @@ class MemorySettings:
     utilization: Figure
     max_model_len: int
     replicates_index: bool = False
+    buffers_beside: bool = False
     merge: str = "ag_rs"
 
 
@@ -67,7 +71,7 @@ class Memory:
     """One rank's memory, in bytes, and what it has room for.
 
     rows: caches by kind of layer. buffers: workspace, logits, and what collectives fill, as if all held at once.
-    room: what weights and buffers leave of chip * utilization, for caches.
+    room: what weights and buffers (unless these lie beside) leave of chip * utilization, for caches.
     """
 
     settings: MemorySettings
@@ -128,17 +132,30 @@ def plan_memory(settings: MemorySettings) -> Memory:
     if not 0 < settings.utilization.value <= 1:
         raise ConfigError(f"utilization {settings.utilization.value:g}: a share of the memory is above 0, at most 1")
     usable = settings.chip.hbm_bytes.value * settings.utilization.value
-    room = usable - settings.weights.value - sum(buffer.bytes for buffer in buffers)
-    memory = Memory(settings, rows, buffers, room)
+    held = sum(buffer.bytes for buffer in buffers)
+    if settings.buffers_beside:
+        _check_rest(settings, usable, held)
+        held = 0
+    memory = Memory(settings, rows, buffers, usable - settings.weights.value - held)
     if not memory.token_bytes:
         raise ConfigError(f"{settings.model.name} keeps no paged KV: memory does not limit its tokens")
     if memory.num_blocks < 2:
-        gib = [size / (1 << 30) for size in (usable, settings.weights.value, usable - settings.weights.value - room)]
+        gib = [size / GIB for size in (usable, settings.weights.value, held)]
         raise ConfigError(
             f"no room for KV on {settings.chip.name}: {gib[0]:.1f} GiB usable less {gib[1]:.1f} GiB of weights and "
             f"{gib[2]:.1f} GiB of buffers a rank; use more ranks, a smaller workspace or weights of fewer bits"
         )
     return memory
+
+
+def _check_rest(settings: MemorySettings, usable: float, held: int) -> None:
+    """Refuse buffers that do not fit beside what weights and caches may use."""
+    rest = settings.chip.hbm_bytes.value - usable
+    if held > rest:
+        raise ConfigError(
+            f"{held / GIB:.1f} GiB of buffers do not fit the {rest / GIB:.1f} GiB of {settings.chip.name} that the "
+            f"share {settings.utilization.value:g} of weights and KV leaves; lower it, or use a smaller workspace"
+        )
 
 
 def cache_rows(model: Model, topology: Topology, *, replicates_index: bool) -> tuple[CacheRow, ...]:

@@ -61,6 +61,7 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
     topology = deployment.topology()
     model = with_cache_dtype(deployment.model, deployment.kv_cache_dtype)
     model.check(topology)
+    model.check_merge(topology)
     weights = limits.weights
     if weights is None:
         weights = estimate_weights(limits.config, model.name, topology, limits.weight_dtype)
@@ -74,6 +75,7 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
         utilization=limits.utilization,
         max_model_len=limits.max_model_len,
         replicates_index=deployment.replicates_index,
+        buffers_beside=deployment.engine == "sglang",
         merge="ag_rs" if deployment.reduction == "ag_rs" else "a2a",
     )
 

@@ -33,6 +33,7 @@ FEATURES = {
     "model-runner-v1": "the older model runner",
     "multimodal": "multimodal input",
     "no-cutedsl": "CuteDSL is not installed",
+    "replicated-queries": "every DCP rank projects all query heads itself",
     "return-routed-experts": "returning the experts that tokens were routed to",
 }
 """What may be switched on beside sizes, and what it means."""

@@ -133,6 +133,14 @@ RULES = (
         ("merge", "dcp"),
     ),
     Rule(
+        "sglang-replicated-queries",
+        "a replicated query projection with reduction {d.reduction}: it goes with a2a alone",
+        "server arguments",
+        lambda d: "replicated-queries" in d.features and d.reduction != "a2a",
+        "--dcp-comm-backend a2a, or no --dcp-replicate-q-proj",
+        ("merge", "features"),
+    ),
+    Rule(
         "sglang-cp-strategy",
         "prefill CP without --cp-strategy: it must be given, zigzag or interleave",
         "server arguments",

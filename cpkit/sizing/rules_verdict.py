@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpkit.errors import ConfigError
-from cpkit.sizing.memory import Memory, cache_rows
-from cpkit.sizing.memory_deployment import Limits, memory_of, with_cache_dtype
+from cpkit.sizing.memory import Memory, cache_rows, plan_memory
+from cpkit.sizing.memory_deployment import Limits, memory_settings, with_cache_dtype
 from cpkit.sizing.rules import RULES, notes, refusals
 from cpkit.sizing.rules_deployment import ENGINES, Deployment
 from cpkit.sizing.rules_rule import Note, Refusal
@@ -19,7 +19,7 @@ class Verdict:
     assumed: settings that were chosen because nothing was said. notes: what holds without refusing. near: legal
     settings, nearest first, where the rules refuse; near_memory: of a rank under each, None where nothing fits or no
     chip is named. memory: of a rank, with a chip and legal settings; no_room: why
-    there is none.
+    there is none; unplanned: why it cannot be told, where an engine takes what cpkit's planner does not.
     """
 
     deployment: Deployment
@@ -30,6 +30,7 @@ class Verdict:
     near_memory: tuple[Memory | None, ...]
     memory: Memory | None
     no_room: str | None
+    unplanned: str | None
 
     @property
     def works(self) -> bool:
@@ -46,7 +47,7 @@ def judge(deployment: Deployment, limits: Limits, assumed: tuple[str, ...] = ())
     """Try every rule; then look for what is near, or at memory where a chip is named."""
     refused = refusals(deployment)
     near = nearest(deployment) if refused else ()
-    memory, no_room = (None, None) if refused else _memory(deployment, limits)
+    memory, no_room, unplanned = (None, None, None) if refused else _memory(deployment, limits)
     return Verdict(
         deployment=deployment,
         assumed=assumed,
@@ -56,17 +57,22 @@ def judge(deployment: Deployment, limits: Limits, assumed: tuple[str, ...] = ())
         near_memory=tuple(_memory(it.deployment, limits)[0] for it in near),
         memory=memory,
         no_room=no_room,
+        unplanned=unplanned,
     )
 
 
-def _memory(deployment: Deployment, limits: Limits) -> tuple[Memory | None, str | None]:
-    """Memory of a rank, or why there is no room; neither without a chip."""
+def _memory(deployment: Deployment, limits: Limits) -> tuple[Memory | None, str | None, str | None]:
+    """Memory of a rank, or why there is no room, or why the planner cannot tell; nothing without a chip."""
     if deployment.chip is None:
-        return None, None
+        return None, None, None
     try:
-        return memory_of(deployment, limits), None
+        settings = memory_settings(deployment, limits)
     except ConfigError as error:
-        return None, str(error)
+        return None, None, str(error)
+    try:
+        return plan_memory(settings), None, None
+    except ConfigError as error:
+        return None, str(error), None
 
 
 def token_bytes(deployment: Deployment) -> float:
@@ -108,6 +114,7 @@ def verdict_data(verdict: Verdict, length: int) -> dict[str, Any]:
             for near, memory in zip(verdict.near, verdict.near_memory, strict=True)
         ],
         "no_room": verdict.no_room,
+        "unplanned": verdict.unplanned,
         "memory": _memory_data(verdict.memory, length) if verdict.memory else None,
     }
 

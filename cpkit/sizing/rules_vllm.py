@@ -45,4 +45,11 @@ NOTES = (
         "config/vllm.py",
         lambda d: d.kv_transfer == "nixl" and d.dcp > 1,
     ),
+    Note(
+        "vllm-interleave-drafts",
+        "interleave {d.interleave} with {d.speculation} speculation: the backend must allow the two together; whether "
+        "{d.attention_backend} does was not read",
+        "worker/cp_utils.py",
+        lambda d: d.dcp > 1 and d.interleave > 1 and d.speculation is not None,
+    ),
 )

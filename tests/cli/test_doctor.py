@@ -1,12 +1,15 @@
 """`cpkit doctor` as a shell sees it: the answer, its exit code, what it lists."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import cpkit
 from cpkit.cli.main import main
 
 V32 = "--model deepseek-v3.2"
@@ -28,6 +31,13 @@ def test_no_with_every_rule_its_source_and_what_is_near(capsys):
     near = out.partition("Nearest legal settings")[2].splitlines()
     assert near[2].split()[:2] == ["1.0", "8"] and near[2].endswith("dcp 8 -> 4")
     assert "Memory of one rank" not in out
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    page = (Path(cpkit.__file__).parents[1] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    command, shown = re.findall(r"```\w*\n(.*?)\n```", page, re.DOTALL)[:2]
+    _, out, _ = doctor(capsys, command.removeprefix("cpkit doctor "))
+    assert out.startswith(f"{shown}\n\nAssumed")
 
 
 def test_every_rule_that_refuses_is_listed(capsys):
@@ -94,6 +104,17 @@ def test_launch_lines(capsys, text, code, expected):
 def test_no_room_is_a_no(capsys):
     code, out, _ = doctor(capsys, f"{V32} -tp 2 --chip h200")
     assert code == 1 and out.startswith("No: ") and "but memory does:" in out and "no room for KV on h200" in out
+
+
+def test_what_the_planner_does_not_take_may_still_be_legal(capsys):
+    code, out, _ = doctor(capsys, "--model deepseek-v4-flash --engine vllm --block-size 64 --chip h200 -tp 8")
+    assert (
+        code == 0
+        and "memory is not counted" in out
+        and "block_size=64 is not a multiple of 128" in " ".join(out.split())
+    )
+    code, out, _ = doctor(capsys, "--model deepseek-v4-flash --engine vllm --block-size 64 --chip h200 -tp 8 --memory")
+    assert code == 0 and "What each knob buys" not in out
 
 
 def test_json_holds_what_the_text_says(capsys):

@@ -11,7 +11,7 @@ from cpkit.sizing.rules_verdict import token_bytes
 
 
 @dataclass(frozen=True)
-class Figure:
+class Published:
     """One published number. within: the share that ours may differ by; None where an input is not known."""
 
     what: str
@@ -68,7 +68,7 @@ READ = "read in vllm 0.33.0 and sglang 0.5.23"
 
 def figures():
     for dcp, published in STRIPES.items():
-        yield Figure(
+        yield Published(
             f"KV capacity, dcp {dcp} against 1: share of a token that a rank keeps",
             published,
             stripe("deepseek-v3.2", dcp),
@@ -77,7 +77,7 @@ def figures():
             AISIMULATE,
         )
     for dcp, published in STRIPES.items():
-        yield Figure(
+        yield Published(
             f"KV capacity, dcp {dcp} against 1: tokens in the memory that is left",
             published,
             room("deepseek-v3.2", dcp),
@@ -86,8 +86,10 @@ def figures():
             AISIMULATE,
         )
     for model, replicated in (("deepseek-v3.2", 3.7), ("glm-5.2", 5.9)):
-        yield Figure(f"{model}, dcp 8, indexer keys sharded", 8.0, stripe(model, 8), 0.03, "656 + 132 B a token", READ)
-        yield Figure(
+        yield Published(
+            f"{model}, dcp 8, indexer keys sharded", 8.0, stripe(model, 8), 0.03, "656 + 132 B a token", READ
+        )
+        yield Published(
             f"{model}, dcp 8, indexer keys replicated",
             replicated,
             stripe(model, 8, "sglang"),
@@ -95,7 +97,7 @@ def figures():
             "656 B a layer, 132 B a layer with an indexer",
             READ,
         )
-    yield Figure(
+    yield Published(
         "SGLang KV capacity, dcp 2 against 1 (2,292,288 to 4,252,416 tokens)",
         4_252_416 / 2_292_288,
         stripe("glm-5.2", 2, "sglang"),
@@ -103,7 +105,7 @@ def figures():
         "tp 8, fp8 cache; which of its models is not published: glm-5.2 (glm-5 and deepseek-v3.2 give 1.71)",
         "sgl-project/sglang pull 31821",
     )
-    yield Figure(
+    yield Published(
         "SGLang KV capacity, dcp 8 against 1 (235,456 to 756,224 tokens)",
         756_224 / 235_456,
         stripe("glm-5.3", 8, "sglang"),

@@ -113,6 +113,12 @@ SGLANG = (
     case("sglang-merge-dcp", V32, {"tp": 8, "merge": "a2a"}, {"dcp": 2}),
     case("sglang-fi-a2a-chip", V32, {"tp": 8, "dcp": 2, "merge": "fi_a2a", "chip": "h200"}, {"merge": "a2a"}),
     case("sglang-fi-a2a-domain", V32, {"tp": 16, "dcp": 16, "merge": "fi_a2a", "chip": "b200"}, {"dcp": 8}),
+    case(
+        "sglang-replicated-queries",
+        V32,
+        {"tp": 8, "dcp": 2, "merge": "ag_rs", **having("replicated-queries")},
+        {"merge": "a2a"},
+    ),
     case("sglang-cp-strategy", V32, {"tp": 8, "pcp": 2}, {"cp_strategy": "interleave"}),
     case("sglang-cp-strategy", V32, {"tp": 8, "prefill_cp": True}, {"prefill_cp": False}),
     case("sglang-cp-dsa-tp", GLM, {**CP, "tp": 16}, {"tp": 8}),

@@ -55,6 +55,13 @@ def test_limits_reach_the_plan():
     assert memory.settings.budget.max_num_batched_tokens == 8192
 
 
+def test_buffers_of_sglang_lie_beside_its_static_share():
+    memory = memory_of(deployment("sglang", dcp=8), limits())
+    assert memory.room == pytest.approx(141e9 * 0.9 - 8e10) and sum(buffer.bytes for buffer in memory.buffers) > 1e9
+    with pytest.raises(ConfigError, match=r"buffers do not fit the 1.3 GiB of h200 that the share 0.99 of weights"):
+        memory_of(deployment("sglang", dcp=8), limits(utilization=Figure(0.99, "given", "test")))
+
+
 def test_no_chip_no_memory():
     with pytest.raises(ConfigError, match="memory needs a chip: give --chip"):
         memory_of(replace(deployment(), chip=None), limits())

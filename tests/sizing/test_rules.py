@@ -137,6 +137,8 @@ def test_backends_are_known_in_every_spelling(name):
 def test_notes_hold_where_they_should():
     held = {note.id for note, _ in notes(deployment("vllm", "deepseek-v4-pro", pcp=2))}
     assert held == {"vllm-pcp-full-kv", "vllm-pcp-graphs-off"}
+    drafts = deployment("vllm", "glm-5", tp=8, dcp=4, interleave=64, speculation="mtp", prefix_caching=False)
+    assert [note.id for note, _ in notes(drafts)] == ["vllm-interleave-drafts"]
     held = [text for _, text in notes(deployment("vllm", "glm-5", tp=8, dcp=4, kv_transfer="nixl"))]
     assert held == [
         "prefix-cache hits land on block_size * dcp = 64 * 4 tokens",
