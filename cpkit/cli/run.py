@@ -10,14 +10,16 @@ from cpkit.cli.exit_codes import USAGE_ERROR, VIOLATED
 from cpkit.cli.options import add_engine_flags, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
+from cpkit.comm.connect import TIMEOUT_S
 from cpkit.errors import ConfigError, DesyncError, InputError, PlanError
 from cpkit.model import Model
+from cpkit.run.injection import KINDS, Injection
 from cpkit.run.model import RUN_KINDS, run_model
 
 if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
     from cpkit.activations.generate import Activations
     from cpkit.comm.launcher import Launch
-    from cpkit.run.execute import RankReport
+    from cpkit.run.execute import RankReport, RunOptions
     from cpkit.run.steps import RunSteps
     from cpkit.settings import StepSettings
 
@@ -43,14 +45,21 @@ examples:
     cpkit run --trace trace.jsonl --steps 20 --model deepseek-v4-flash --layer c4a --block-size 256 -tp 2 -dcp 2 \\
         --cp-kv-cache-interleave-size 64 --heads 8
 
+  what happens when a rank is given a batch without its last request:
+    cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16 --inject dropped-request@rank=2,step=1
+
+kinds of --inject:
+{kinds}
+
 exit codes: 0 everything agrees, 1 a row differs (the first is told) or a rank failed, 2 bad usage or input
 """
 
 
 def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `run` to the parser."""
+    epilog = EPILOG.format(kinds="\n".join(f"  {name:20}{meaning}" for name, meaning in KINDS.items()))
     parser = commands.add_parser(
-        "run", help="run steps on all ranks and verify them", description=DESCRIPTION, epilog=EPILOG
+        "run", help="run steps on all ranks and verify them", description=DESCRIPTION, epilog=epilog
     )
     parser.set_defaults(run=run)
     steps = parser.add_argument_group("the steps: a batch file, prompts, or a trace")
@@ -95,9 +104,21 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     program.add_argument(
         "--timeout",
         type=positive_number,
-        default=120.0,
+        default=TIMEOUT_S,
         metavar="S",
-        help="seconds that a rank waits for others (default: 120)",
+        help="seconds that a rank waits for others (default: %(default)g)",
+    )
+    agreement = parser.add_argument_group("agreement of the ranks")
+    agreement.add_argument(
+        "--guard",
+        default="every",
+        metavar="every|sample:K|off",
+        help="steps before which ranks compare digests of their plans (default: %(default)s)",
+    )
+    agreement.add_argument(
+        "--inject",
+        metavar="KIND@rank=R,step=S",
+        help="let one rank do something else at one step; the kinds are listed below. stopped also takes ,seconds=T",
     )
     data = parser.add_argument_group("data and verification")
     data.add_argument(
@@ -122,17 +143,17 @@ def run(args: argparse.Namespace) -> int:
 
     launch = detect()
     try:
-        settings, steps, activations = _prepare(args, launch)
+        settings, steps, activations, options = _prepare(args, launch)
     except (ConfigError, PlanError, InputError):
         if launch.rank:
             return USAGE_ERROR  # every rank was started alike: rank 0 tells
         raise
-    return _execute(args, launch, settings, steps, activations)
+    return _execute(args, launch, settings, steps, activations, options)
 
 
-def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings, RunSteps, Activations]":
+def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings, RunSteps, Activations, RunOptions]":
     """Everything that can be refused before ranks meet."""
-    from cpkit.comm.connect import check_launch
+    from cpkit.comm.connect import check_launch, choose
 
     if args.json not in (None, "-"):
         check_folder(args.json)
@@ -142,7 +163,18 @@ def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings,
 
     settings = read_settings(args, reduce)
     check_launch(args.comm, launch, settings.topology)  # from here on there is torch
-    return settings, _read_steps(args, settings), _read_activations(args)
+    from cpkit.run.execute import RunOptions
+    from cpkit.run.inject import check_injection
+
+    kind = choose(args.comm, launch)
+    inject = None if args.inject is None else Injection.parse(args.inject)
+    options = RunOptions(
+        kind, args.device, args.verify, args.seed, args.timeout, args.backend, guard=args.guard, inject=inject
+    )
+    steps = _read_steps(args, settings)
+    if inject is not None:
+        check_injection(inject, steps, settings)
+    return settings, steps, _read_activations(args), options
 
 
 def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps":
@@ -185,10 +217,10 @@ def _execute(
     settings: "StepSettings",
     steps: "RunSteps",
     activations: "Activations",
+    options: "RunOptions",
 ) -> int:
-    from cpkit.run.execute import RunOptions, execute
+    from cpkit.run.execute import execute
 
-    options = RunOptions(args.comm, args.device, args.verify, args.seed, args.timeout, args.backend)
     try:
         rank, reports = execute(steps, settings, activations, options)
     except (ConfigError, PlanError, InputError) as refused:
@@ -202,7 +234,7 @@ def _execute(
         return VIOLATED
     first = next((report.findings.first for report in reports if report.findings.first), None)
     if rank == 0:
-        _report(args, settings, steps, reports)
+        _report(args, options.comm, settings, steps, reports)
         if first is not None:
             print(f"cpkit run: mismatch in {first}", file=sys.stderr)
     return 0 if first is None else VIOLATED
@@ -218,12 +250,11 @@ def _of_rank(error: Exception, launch: "Launch") -> str:
     return f"rank {launch.rank} raised {type(error).__name__}: {error}"
 
 
-def _report(args: argparse.Namespace, settings: "StepSettings", steps: "RunSteps", reports: "list[RankReport]") -> None:
-    from cpkit.comm.connect import choose
-    from cpkit.comm.launcher import detect
+def _report(
+    args: argparse.Namespace, kind: str, settings: "StepSettings", steps: "RunSteps", reports: "list[RankReport]"
+) -> None:
     from cpkit.report.run_report import run_report, total_findings
 
-    kind = choose(args.comm, detect())
     where = {"sim": "ranks are threads of one process", "torch": "torch.distributed", "mpi": "MPI"}[kind]
     data = f"{args.data}, seed {args.seed}" if args.activations is None else args.activations
     if args.json is not None:

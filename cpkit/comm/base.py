@@ -20,6 +20,8 @@ import torch
 from cpkit.comm.call import Call, Group, call_site
 from cpkit.comm.contract import check_moves, check_reduction, check_what, dtype_name
 from cpkit.comm.ledger import Issued, Ledger
+from cpkit.comm.side_channel import SideChannel
+from cpkit.comm.sockets import ADDRESS_BYTES, CONNECT_S, Listener
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.topology import GROUPS, Topology
 
@@ -38,6 +40,9 @@ class Comm(ABC):
     disagree, die or do not come in time.
     """
 
+    shares_process = False
+    """Ranks are threads of one process."""
+
     def __init__(self, rank: int, topology: Topology, device: torch.device) -> None:
         self.rank = rank
         self.topology = topology
@@ -45,6 +50,7 @@ class Comm(ABC):
         self.ledger = Ledger()
         self._groups = {name: _group(name, rank, topology) for name in GROUPS}
         self._numbers = dict.fromkeys(GROUPS, 0)
+        self._channel: SideChannel | None = None
 
     @property
     def size(self) -> int:
@@ -81,8 +87,18 @@ class Comm(ABC):
         if members.size > 1:
             self._barrier(members, self._call("barrier", group, what, "", (), ""))
 
-    def close(self) -> None:  # noqa: B027 - simulated ranks hold nothing
+    def side_channel(self) -> SideChannel:
+        """The way to exchange a few bytes with all ranks beside the collectives; opened by the first call, which every
+        rank makes at the same place of its program.
+        """
+        if self._channel is None:
+            self._channel = self._open_side_channel()
+        return self._channel
+
+    def close(self) -> None:
         """Give the groups back; the last call, made by every rank."""
+        if self._channel is not None:
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -122,11 +138,33 @@ class Comm(ABC):
         except DesyncError:
             raise
         except (RuntimeError, TimeoutError) as broken:
+            self._raise_alarm()
             reason = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
             raise DesyncError(
                 f"rank {self.rank} was left alone in call {call.number} over {group}: {call}\n"
                 f"  a rank of the group died, is elsewhere, or did not come in time: {reason}"
             ) from broken
+
+    def _heard(self) -> str | None:
+        """What another rank has said before it ended, as far as there is a side channel."""
+        return None if self._channel is None else self._channel.heard()
+
+    def _raise_alarm(self) -> None:
+        """Raise that, as this rank's own error."""
+        heard = self._heard()
+        if heard is not None:
+            raise DesyncError(heard)
+
+    def _open_side_channel(self) -> SideChannel:
+        """Sockets between processes, whose addresses travel once over the world; not counted as traffic."""
+        listener = Listener(self.size)
+        own = torch.frombuffer(bytearray(listener.address), dtype=torch.uint8).to(self.device)
+        addresses, world = own, self.group("world")
+        if world.size > 1:
+            call = self._call("all_gather", "world", "addresses", dtype_name(own), tuple(own.shape), "")
+            addresses = self._all_gather(own, world, call)
+        rows = [row.numpy().tobytes() for row in addresses.cpu().view(-1, ADDRESS_BYTES)]
+        return listener.connect(self.rank, rows, CONNECT_S)
 
     # What a way of communicating provides, for groups of two ranks and more.
 
@@ -145,8 +183,11 @@ class Comm(ABC):
     @abstractmethod
     def _barrier(self, group: Group, call: Call) -> None: ...
 
-    def _abandon(self, error: BaseException) -> None:  # noqa: B027 - most have nothing to do: the error ends the process
-        """Leave after an error, without waiting for anybody."""
+    def _abandon(self, error: BaseException) -> None:
+        """Leave after an error, without waiting for anybody; the others are told why, if there is a way."""
+        if self._channel is not None:
+            desync = isinstance(error, DesyncError)
+            self._channel.alarm(str(error) if desync else f"rank {self.rank} raised {type(error).__name__}: {error}")
 
 
 def check_world(topology: Topology, num_ranks: int, source: str) -> None:

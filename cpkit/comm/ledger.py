@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from cpkit.errors import DesyncError
 from cpkit.planner.collectives import Collective
 
 
@@ -36,10 +37,35 @@ class Ledger:
 
     def __init__(self) -> None:
         self._issued: list[Issued] = []
+        self._expected: list[Collective] | None = None
+        self._next = 0
+        self._whose = ""
+
+    def expect(self, planned: Iterable[Collective] | None, whose: str = "") -> None:
+        """From here on refuse a collective that is not the next of a plan's list; None: count whatever comes.
+
+        whose: rank and step, for the message.
+        """
+        self._expected = None if planned is None else [one for one in planned for _ in range(one.times)]
+        self._next, self._whose = 0, whose
 
     def add(self, entry: Issued) -> None:
-        """Count one collective."""
+        """Count one collective, before it is entered. Raises DesyncError where another one was expected."""
+        if self._expected is not None:
+            self._hold(entry)
         self._issued.append(entry)
+
+    def check_done(self) -> None:
+        """Raise DesyncError if collectives that were expected have not been issued."""
+        if self._expected is not None and self._next < len(self._expected):
+            self._hold(None)
+
+    def _hold(self, entry: Issued | None) -> None:
+        assert self._expected is not None, "called while something is expected"
+        planned = self._expected[self._next] if self._next < len(self._expected) else None
+        if planned is None or entry is None or _key(planned) != _key(entry):
+            raise DesyncError(f"{self._whose}: {Difference(self._next, planned, entry)}")
+        self._next += 1
 
     def take(self) -> tuple[Issued, ...]:
         """What was issued since the last take."""

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from cpkit.comm.base import check_world
 from cpkit.comm.call import Group
-from cpkit.comm.host import HostComm
+from cpkit.comm.host import LOOK_S, HostComm
 from cpkit.errors import DesyncError, PlanError
 from cpkit.topology import GROUPS, Topology
 
@@ -36,6 +36,7 @@ class MpiComm(HostComm):
 
     def close(self) -> None:
         """Free the communicators, once every rank has come here."""
+        super().close()
         try:
             self._wait(MPI.COMM_WORLD.Ibarrier())
         except TimeoutError as late:
@@ -45,6 +46,7 @@ class MpiComm(HostComm):
 
     def _abandon(self, error: BaseException) -> None:
         """End every rank of the job: one that has an error cannot let the others wait."""
+        super()._abandon(error)
         print(f"rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
 
@@ -61,11 +63,18 @@ class MpiComm(HostComm):
         return received
 
     def _wait(self, request: MPI.Request) -> None:
-        """Return when the request is done; TimeoutError after timeout_s. Sleeps, so that peers get the processor."""
-        deadline, pause = time.monotonic() + self._timeout_s, 0.0
+        """Return when the request is done; TimeoutError after timeout_s. Sleeps, so that peers get the processor.
+
+        Raises DesyncError when another rank says meanwhile why it ends.
+        """
+        start, pause, looked = time.monotonic(), 0.0, 0.0
         while not request.Test():
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - start
+            if waited > self._timeout_s:
                 raise TimeoutError(f"no answer for {self._timeout_s:g} s")
+            if waited > looked + LOOK_S:
+                looked = waited
+                self._raise_alarm()
             time.sleep(pause)
             pause = min(max(2 * pause, 20e-6), 1e-3)
 

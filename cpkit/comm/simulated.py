@@ -16,8 +16,10 @@ from typing import TypeVar
 import torch
 
 from cpkit.comm.base import Comm
-from cpkit.comm.call import Call, Group, check_agreement, lines_by_rank, spell_ranks
+from cpkit.comm.call import Call, Group, call_site, check_agreement, lines_by_rank, spell_ranks
+from cpkit.comm.connect import TIMEOUT_S
 from cpkit.comm.contract import reduce_in_order
+from cpkit.comm.side_channel import SideChannel
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.topology import Topology
 
@@ -35,7 +37,7 @@ def run_ranks(
     program: Callable[[Comm], R],
     *,
     device: torch.device | str = "cpu",
-    timeout_s: float = 120.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> list[R]:
     """Run `program(comm)` as every rank of the world and return what each returned, in rank order.
 
@@ -88,6 +90,8 @@ def _start(threads: list[threading.Thread], world: "_World") -> list[threading.T
 
 
 class _SimulatedComm(Comm):
+    shares_process = True
+
     def __init__(self, rank: int, world: "_World", device: torch.device) -> None:
         super().__init__(rank, world.topology, device)
         self._world = world
@@ -107,6 +111,9 @@ class _SimulatedComm(Comm):
     def _barrier(self, group: Group, call: Call) -> None:
         self._world.meet(self.rank, group, call, torch.empty(0))
 
+    def _open_side_channel(self) -> SideChannel:
+        return _MeetingChannel(self, self._world)
+
     def _own_parts(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
         """[group size, n, ...]: the part of each rank's [group size * n, ...] that is meant for this rank."""
         size = tensor.shape[0] // group.size
@@ -118,6 +125,28 @@ class _SimulatedComm(Comm):
         if copy.is_cuda:
             torch.cuda.current_stream(copy.device).synchronize()  # they may read on another stream
         return self._world.meet(self.rank, group, call, copy)
+
+
+class _MeetingChannel(SideChannel):
+    """Ranks leave their messages with the world and meet there."""
+
+    def __init__(self, comm: Comm, world: "_World") -> None:
+        self._comm = comm
+        self._world = world
+        self._number = 0
+
+    def start(self, message: bytes) -> None:
+        """Leave it for the others, who read it once all have met."""
+        self._number += 1
+        self._world.letters[self._number, self._comm.rank] = message
+
+    def finish(self, limit_s: float, what: str) -> list[bytes]:
+        """Meet, and read what all have left."""
+        comm, letters = self._comm, self._world.letters
+        call = Call("barrier", "world", "guard", "", (), "", self._number, call_site())
+        self._world.meet(comm.rank, comm.group("world"), call, torch.empty(0), limit_s)
+        letters.pop((self._number - 1, comm.rank), None)  # all have read it, or they would not have come
+        return [letters[self._number, rank] for rank in range(comm.size)]
 
 
 class _Meeting:
@@ -138,6 +167,7 @@ class _World:
         self.topology = topology
         self.timeout_s = timeout_s
         self.ended = threading.Event()
+        self.letters: dict[tuple[int, int], bytes] = {}  # by number of the exchange and rank
         self._lock = threading.Lock()
         self._open: dict[tuple[str, tuple[int, ...]], _Meeting] = {}
         self._last_calls: dict[int, Call] = {}
@@ -147,20 +177,26 @@ class _World:
         self._failure = ""
         self._error: BaseException | None = None
 
-    def meet(self, rank: int, group: Group, call: Call, tensor: torch.Tensor) -> torch.Tensor:
-        """Wait for the group: tensors [...] -> [group size, ...], what each of its ranks brought, in group order."""
+    def meet(
+        self, rank: int, group: Group, call: Call, tensor: torch.Tensor, limit_s: float | None = None
+    ) -> torch.Tensor:
+        """Wait for the group: tensors [...] -> [group size, ...], what each of its ranks brought, in group order.
+
+        limit_s: how long while no rank enters anything; None: timeout_s.
+        """
+        limit_s = self.timeout_s if limit_s is None else limit_s
         with self._lock:
             self._raise_if_failed()
             meeting = self._take_seat(rank, group, call, tensor)
             last = len(meeting.calls) == group.size
         if last:
             self._complete(meeting)
-        patience = self.timeout_s
+        patience = limit_s
         while not meeting.over.wait(patience):
             with self._lock:
-                patience = self._last_entry + self.timeout_s - time.monotonic()
+                patience = self._last_entry + limit_s - time.monotonic()
                 if patience <= 0:
-                    self._fail(self._where(f"no rank entered a collective for {self.timeout_s:g} s"))
+                    self._fail(self._where(f"no rank entered a collective for {limit_s:g} s"))
                     break
         self._raise_if_failed()
         return meeting.all

@@ -10,7 +10,7 @@ by its name alone.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class Disagreement:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class Planned:
     """What one rank planned: a digest for each field, and values that show where it differs."""
 
     source: str
@@ -67,11 +67,16 @@ def agree(plans: Sequence[StepPlan | SavedPlan], sources: Sequence[str] | None =
     Raises PlanError without a plan.
     """
     names = [f"plan {i}" for i in range(len(plans))] if sources is None else sources
-    planned = [one for name, plan in zip(names, plans, strict=True) for one in _ranks_of(name, plan)]
+    planned = [one for name, plan in zip(names, plans, strict=True) for one in planned_ranks(name, plan)]
     if not planned:
         raise PlanError("no plans to compare: give those of every rank")
-    planned.sort(key=lambda one: one.rank)
     [(topology, _)] = Counter(one.topology for one in planned).most_common(1)
+    return disagreements(planned, topology)
+
+
+def disagreements(ranks: Iterable[Planned], topology: Topology) -> tuple[Disagreement, ...]:
+    """Every field that ranks of a group of this topology planned differently; empty when all agree."""
+    planned = sorted(ranks, key=lambda one: one.rank)
     at_home = [one for one in planned if one.rank < topology.world_size]
     replicas = by_key(at_home, lambda one: topology.coords(one.rank).dp)
     groups = by_key(at_home, lambda one: topology.group_of("dcp", one.rank))
@@ -82,7 +87,7 @@ def agree(plans: Sequence[StepPlan | SavedPlan], sources: Sequence[str] | None =
     )
 
 
-def _compare(scope: str, names: Sequence[str], planned: Sequence[_Planned]) -> Iterator[Disagreement]:
+def _compare(scope: str, names: Sequence[str], planned: Sequence[Planned]) -> Iterator[Disagreement]:
     """One for each digest of a field that is not the most common."""
     for name in names:
         camps = by_key(planned, lambda one: one.digests[name])  # noqa: B023  # used before the loop goes on
@@ -100,14 +105,15 @@ def _compare(scope: str, names: Sequence[str], planned: Sequence[_Planned]) -> I
                 )
 
 
-def _detail(name: str, odd: _Planned, most: _Planned) -> str:
+def _detail(name: str, odd: Planned, most: Planned) -> str:
     a, b = odd.values[name], most.values[name]
     if type(a) is not type(b) or same(a, b):
         return f"{name} has digest {odd.digests[name]}, on most ranks {most.digests[name]}"
     return difference(name, a, b)
 
 
-def _ranks_of(source: str, plan: StepPlan | SavedPlan) -> list[_Planned]:
+def planned_ranks(source: str, plan: StepPlan | SavedPlan) -> list[Planned]:
+    """Each rank of a plan, ready to be compared; source: names the plan in messages."""
     if isinstance(plan, StepPlan):
         digests, values, topology = plan.digests(), _step_values(plan), plan.topology
         own = {rank.rank: chunk_data(rank) for rank in plan.ranks}
@@ -116,7 +122,7 @@ def _ranks_of(source: str, plan: StepPlan | SavedPlan) -> list[_Planned]:
         topology = Topology(**plan.header["topology"])
         own = {place["rank"]: {name: place[name] for name in DCP} for place in plan.header["ranks"]}
     return [
-        _Planned(source, rank, topology, digests | {name: digest(data[name]) for name in DCP}, values | data)
+        Planned(source, rank, topology, digests | {name: digest(data[name]) for name in DCP}, values | data)
         for rank, data in own.items()
     ]
 

@@ -1,7 +1,7 @@
 """Run steps on a world of ranks and verify them: the same program whether ranks are threads, processes or GPUs.
 
-steps ─► each rank: plan ─► digests agree ─► layers ─► verify ─► its report
-                                                                   └─► gathered, so that any rank can tell all
+steps ─► each rank: plan ─► guard ─► layers ─► verify ─► its report
+                                                           └─► gathered, so that any rank can tell all
 """
 
 import hashlib
@@ -16,9 +16,11 @@ from cpkit.activations.generate import Activations
 from cpkit.builders.backend import choose_backend
 from cpkit.comm.base import Comm
 from cpkit.comm.connect import TIMEOUT_S, run_program
+from cpkit.consistency.guard import StepGuard, steps_between
 from cpkit.errors import ConfigError
 from cpkit.oracle import Oracle
-from cpkit.run.agreement import check_plans_agree
+from cpkit.run.inject import Injector
+from cpkit.run.injection import Injection
 from cpkit.run.steps import RunSteps
 from cpkit.run.verify import MODES, Findings, Mismatch, Verifier
 from cpkit.settings import StepSettings
@@ -35,7 +37,8 @@ class RunOptions:
 
     comm: auto, sim, torch or mpi. device: cpu or cuda. verify: all, sample or none; seed: of the sample. timeout_s: how
     long a rank waits for the others of a collective. backend: of the indexer's kernels: torch, triton, or auto, which
-    is triton on GPUs and torch on CPUs.
+    is triton on GPUs and torch on CPUs. guard: steps before which ranks compare their plans: every, sample:K or off.
+    inject: what one rank does wrong, if anything.
     """
 
     comm: str = "auto"
@@ -44,10 +47,13 @@ class RunOptions:
     seed: int = 0
     timeout_s: float = TIMEOUT_S
     backend: str = "auto"
+    guard: str = "every"
+    inject: Injection | None = None
 
     def __post_init__(self) -> None:
         if self.verify not in MODES:
             raise ConfigError(f"verify {self.verify!r}: use one of {', '.join(MODES)}")
+        steps_between(self.guard)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,14 +106,18 @@ def execute(
 def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle, options: RunOptions) -> RankReport:
     """All steps on one rank."""
     backend = choose_backend(None if options.backend == "auto" else options.backend, comm.device)
-    program = RankProgram(comm, settings, steps.pool, oracle.source, backend)
+    injector = Injector(options.inject, comm)
+    guard = StepGuard(injector.comm, options.guard, limit_s=options.timeout_s)
+    program = RankProgram(injector.comm, settings, steps.pool, oracle.source, backend)
     verifier = Verifier(oracle, comm.rank, options.verify, options.seed)
     selections, outputs = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     clock = program.clock
     for number, batch in enumerate(steps.batches):
         with clock.stage("plan"):
-            plan = settings.plan(batch, comm.rank)
-            check_plans_agree(comm, plan)
+            if injector.leaves(number):
+                continue
+            plan = injector.plan(number, batch, settings)
+            guard.check(number, plan)
         if number == 0 and steps.has_history:
             write_history(Places(plan, plan.rank(comm.rank), comm.device), program.layers, oracle.source)
         result = program.run_step(plan)
@@ -115,6 +125,7 @@ def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle
             _feed(selections, outputs, result)
             if options.verify != "none":
                 verifier.check(number, result)
+    guard.close()
     totals = {
         f"{op} over {group}: {what}": program.collectives[op, group, what]
         for op, group, what in sorted(program.collectives)

@@ -96,21 +96,21 @@ def test_mismatch_exits_with_1_and_tells_the_first(capsys, monkeypatch):
 
 
 def test_rank_that_raises_is_named(capsys, monkeypatch):
-    def fail(comm, *_):
-        if comm.rank == 3:
+    def fail(guard, step, plan):
+        if plan.ranks[0].rank == 3:
             raise ValueError("planted")
 
-    monkeypatch.setattr("cpkit.run.execute.check_plans_agree", fail)
+    monkeypatch.setattr("cpkit.run.execute.StepGuard.check", fail)
     assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2"]) == 1
     assert capsys.readouterr().err.startswith("cpkit run: error: rank 3 raised ValueError: planted\n")
 
 
 def test_rank_that_refuses_its_step_is_named(capsys, monkeypatch):
-    def refuse(comm, *_):
-        if comm.rank == 2:
+    def refuse(guard, step, plan):
+        if plan.ranks[0].rank == 2:
             raise PlanError("planted: pages of rank 2 alone")
 
-    monkeypatch.setattr("cpkit.run.execute.check_plans_agree", refuse)
+    monkeypatch.setattr("cpkit.run.execute.StepGuard.check", refuse)
     assert main(["run", *PROMPTS, *SMALL, "-tp", "2", "-pcp", "2"]) == 2
     assert capsys.readouterr().err == ("cpkit run: error: rank 2 raised PlanError: planted: pages of rank 2 alone\n")
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from cpkit.activations.generate import Generated
-from cpkit.batch import Batch
 from cpkit.comm.simulated import run_ranks
 from cpkit.errors import ConfigError, DesyncError, PlanError
 from cpkit.kernels.merge_lse import apply_sink
 from cpkit.oracle import Oracle
-from cpkit.run.agreement import check_plans_agree
 from cpkit.run.verify import Verifier
 from cpkit.worker import heads, select
 from cpkit.worker.caches import LayerCaches
@@ -54,24 +52,6 @@ def test_rank_is_held_to_the_plans_collectives(change, words):
 
     with pytest.raises(DesyncError, match=words):
         first_step(CASE, plan_of)
-
-
-def test_ranks_with_different_batches_are_told_before_any_collective():
-    settings = CASE.settings
-    batches = [Batch.from_lens([30, 3 + (rank == 2)], [30, 3], block_tables=[[1], [2]]) for rank in range(4)]
-    with pytest.raises(DesyncError) as told:
-        run_ranks(settings.topology, lambda comm: check_plans_agree(comm, settings.plan(batches[comm.rank], comm.rank)))
-    lines = str(told.value).splitlines()
-    assert lines[0] == "ranks planned different steps"
-    assert [line.split()[:4] for line in lines[1:3]] == [
-        ["ranks", "0,", "1,", "3:"], ["rank", "2:", "seq_lens", lines[2].split()[-1]],
-    ]  # fmt: skip
-    assert any("prompt_lens" in line for line in lines)
-
-
-def test_equal_plans_agree():
-    settings, batch = CASE.settings, CASE.steps.batches[0]
-    run_ranks(settings.topology, lambda comm: check_plans_agree(comm, settings.plan(batch, comm.rank)))
 
 
 def broken(monkeypatch, owner, name, change):

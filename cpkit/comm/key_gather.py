@@ -1,0 +1,164 @@
+"""Index keys of a workspace from all DCP shards, in token order: by a collective, or read where they lie.
+
+    collective    paged cache ─► packed shard ─► all-gather ─► token order        any comm
+    symmetric     paged cache ─► shared buffer ─► meeting ─► token order          GPUs that reach each other's memory
+
+Both send the same bytes, values and scales of a shard in one piece, and count them as the same all-gather. A gather is
+started and waited for, so that the next workspace fills while the caller scores this one; that takes memory for both:
+
+    side stream    gather 0 │ gather 1 │ gather 2 │
+    caller                    score 0  │ score 1  │ score 2
+
+On a CPU a gather is over when start returns.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cpkit.comm.base import Comm
+from cpkit.comm.symmetric import PeerGroup
+from cpkit.comm.torch_dist import NcclComm
+from cpkit.errors import ConfigError, PlanError
+from cpkit.kernels.gather_keys import Keys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
+from cpkit.kernels.table_keys import KeyTable, table_keys
+
+GATHERS = ("collective", "symmetric")
+WHAT = "index_keys"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingKeys:
+    """A gather under way; done: None where it is over already."""
+
+    keys: Keys
+    done: torch.cuda.Event | None
+
+    def wait(self) -> Keys:
+        """Values [num_keys, dim] and scales [num_keys], for work on the current stream; the host does not wait."""
+        if self.done is not None:
+            stream = torch.cuda.current_stream(self.keys[0].device)
+            stream.wait_event(self.done)
+            for part in self.keys:
+                part.record_stream(stream)
+        return self.keys
+
+
+class KeyGather(ABC):
+    """Gathers of one rank over its DCP group, one after another, in the same order on all its ranks."""
+
+    def __init__(self, comm: Comm, dim: int) -> None:
+        self._comm, self._dim = comm, dim
+        self._stream: torch.cuda.Stream | None = None
+        if comm.device.type == "cuda":
+            self._stream = torch.cuda.Stream(comm.device)  # type: ignore[no-untyped-call]
+
+    def start(self, cache: torch.Tensor, table: KeyTable, *, interleave: int) -> PendingKeys:
+        """Begin to gather the keys of a workspace: table.num_keys of every rank, the tables as in table_keys.py.
+
+        The cache must not change until the gather is waited for. interleave in keys. Raises DesyncError if an earlier
+        gather is known to have failed.
+        """
+        if self._stream is None:
+            return PendingKeys(self._gather(cache, table, interleave), None)
+        self._stream.wait_stream(torch.cuda.current_stream(self._comm.device))
+        with torch.cuda.stream(self._stream):
+            keys = self._gather(cache, table, interleave)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        for part in (cache, table.local_start, table.block_tables, table.key_lens):
+            part.record_stream(self._stream)
+        return PendingKeys(keys, done)
+
+    def check(self) -> None:  # noqa: B027 - a collective tells of its failure itself
+        """Raise DesyncError if a gather so far has failed, once all are over; before results are given to anybody."""
+
+    @abstractmethod
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys: ...
+
+
+class CollectiveGather(KeyGather):
+    """One all-gather of packed shards, then token order in one launch. backend: of the kernels, torch or triton."""
+
+    def __init__(self, comm: Comm, dim: int, backend: str) -> None:
+        super().__init__(comm, dim)
+        self._backend = backend
+
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys:
+        shard = torch.empty(packed_bytes(table.num_keys, self._dim), dtype=torch.uint8, device=cache.device)
+        table_keys(cache, table, self._dim, out=_parts(shard, table.num_keys, self._dim), backend=self._backend)
+        gathered = self._comm.all_gather(shard, "dcp", what=WHAT)
+        ranks = self._comm.group("dcp").size
+        values, scales = split_planes(gathered.view(ranks, len(shard)), table.num_keys, self._dim)
+        return gather_keys(values, scales, table.local_start, interleave=interleave, backend=self._backend)
+
+
+class SymmetricGather(KeyGather):
+    """Each rank packs its shard into a shared buffer, and all read all; two buffers in turn.
+
+    max_keys: of a workspace on one rank; the buffers hold as many.
+    """
+
+    def __init__(self, comm: NcclComm, dim: int, max_keys: int, timeout_s: float) -> None:
+        super().__init__(comm, dim)
+        self._peers = PeerGroup(comm, "dcp", timeout_s=timeout_s)
+        self._max_keys = max_keys
+        self._buffers = [self._peers.allocate(packed_bytes(max_keys, dim)) for _ in range(2)]
+
+    def check(self) -> None:
+        """Raise DesyncError if a rank was missed, once all gathers so far are over."""
+        self._peers.check()
+
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys:
+        if table.num_keys > self._max_keys:
+            raise PlanError(f"{table.num_keys} keys of a rank in buffers for {self._max_keys}: size them by the budget")
+        out = keys_out(None, table.num_keys * self._peers.size, self._dim, cache.device)
+        if not table.num_keys:
+            return out
+        shard = self._buffers[0].own[: packed_bytes(table.num_keys, self._dim)]
+        table_keys(cache, table, self._dim, out=_parts(shard, table.num_keys, self._dim), backend="triton")
+        self._peers.meet(len(shard), what=WHAT)
+        pull_keys(
+            self._buffers[0].addresses, table.local_start, table.num_keys, self._dim, interleave=interleave, out=out
+        )
+        self._buffers.reverse()
+        return out
+
+
+def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend: str, timeout_s: float) -> KeyGather:
+    """The gather that was named, one of GATHERS; made by all ranks of the DCP group at the same place.
+
+    max_keys: the most that one rank contributes to a workspace. timeout_s: how long a rank waits for the others, where
+    the comm itself does not limit it. Raises ConfigError for another name, or a comm that cannot.
+    """
+    if gather == "collective":
+        return CollectiveGather(comm, dim, backend)
+    if gather != "symmetric":
+        raise ConfigError(f"gather {gather!r}: use one of {', '.join(GATHERS)}")
+    if not isinstance(comm, NcclComm):
+        raise ConfigError(
+            f"gather symmetric over {type(comm).__name__}: ranks read each other's GPU memory, so it takes comm torch "
+            "on device cuda; use gather collective"
+        )
+    return SymmetricGather(comm, dim, max_keys, timeout_s)
+
+
+def in_turn(
+    gather: KeyGather, workspaces: Iterable[tuple[torch.Tensor, KeyTable]], *, interleave: int
+) -> Iterator[Keys]:
+    """The keys of each workspace (cache and table) in turn, the gather of the next under way meanwhile."""
+    ahead: PendingKeys | None = None
+    for cache, table in workspaces:
+        now, ahead = ahead, gather.start(cache, table, interleave=interleave)
+        if now is not None:
+            yield now.wait()
+    if ahead is not None:
+        yield ahead.wait()
+
+
+def _parts(shard: torch.Tensor, num_keys: int, dim: int) -> Keys:
+    """Values and scales in a packed shard."""
+    values, scales = split_planes(shard[None], num_keys, dim)
+    return values[0], scales[0]
