@@ -64,7 +64,18 @@ def _nearest(verdict: Verdict) -> list[str]:
         return ["Nearest legal settings: none found near these"]
     rows = [_near_row(near, memory) for near, memory in zip(verdict.near, verdict.near_memory, strict=True)]
     lines = table(["distance", "GPUs", "KV B a token a rank", "room for tokens", "change"], rows, "rrrrl")
-    return ["Nearest legal settings, found by the same rules", *indent(lines)]
+    told = next((_room_source(memory) for memory in verdict.near_memory if memory), [])
+    return ["Nearest legal settings, found by the same rules", *indent([*lines, *told])]
+
+
+def _room_source(memory: Memory) -> list[str]:
+    """How room was counted, in a line."""
+    weights, share = memory.settings.weights, memory.settings.utilization
+    chip = memory.settings.chip
+    how = "estimated" if weights.kind == "assumed" else weights.kind
+    return [
+        f"room: counted, {share.value:.0%} ({share.kind}) of {size(chip.hbm_bytes.value)} (hardware file), weights {how}"
+    ]
 
 
 def _near_row(near: Near, memory: Memory | None) -> list[str]:
@@ -104,6 +115,8 @@ def _capacity(memory: Memory, length: int) -> list[str]:
         ["", f"{count(memory.requests(length))} requests", f"counted: of {count(length)} tokens each, at once"],
     ]  # fmt: skip
     lines = [_clip(line) for line in table(["", "", "source"], rows, "lrl")]
+    if any(layer.kind == "linear" for layer in given.model.layers):
+        lines.append("not counted: the states of linear layers")
     return ["Memory of one rank", *indent(lines[1:])]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from cpkit.sizing.rules import broken_rules
 from cpkit.sizing.rules_backends import backend_names
-from cpkit.sizing.rules_deployment import FEATURES, Deployment
+from cpkit.sizing.rules_deployment import Deployment
 
 SIZES = ("tp", "pcp", "dcp", "pp", "dp", "attn_dp", "moe_dp")
 STEPS = {
@@ -41,7 +41,7 @@ STEPS = {
     "disaggregation": 3.0,
     "kv_transfer": 3.0,
 }
-"""What another value of a setting counts; a size counts its doublings."""
+"""What another value of a setting counts; a size counts its doublings, features count each that is given up."""
 
 MAX_STATES = 4000
 """Deployments looked at before the search gives up."""
@@ -98,6 +98,8 @@ def _kind(near: Near) -> set[tuple[str, Any]]:
 def _step(deployment: Deployment, name: str, value: Any) -> float:
     if name in SIZES:
         return abs(math.log2(value / getattr(deployment, name)))
+    if name == "features":
+        return STEPS[name] * len(deployment.features - value)
     return STEPS[name]
 
 
@@ -109,7 +111,9 @@ def _choices(deployment: Deployment, name: str) -> tuple[Any, ...]:
         sizes = {1 << i for i in range(9)} | {size for size in range(1, own) if own % size == 0}
         return tuple(sorted(size for size in sizes if size <= max(8 * own, 16)))
     if name == "features":
-        return tuple(d.features - {feature} for feature in sorted(d.features, key=list(FEATURES).index))
+        return tuple(
+            frozenset(kept) for n in range(len(d.features)) for kept in itertools.combinations(sorted(d.features), n)
+        )
     choices: dict[str, tuple[Any, ...]] = {
         "interleave": tuple(sorted({1, d.key_ratio, 64, d.block_size})),
         "block_size": (64, 128, 256, *((64 * d.key_ratio,) if d.pools else ())),

@@ -88,6 +88,12 @@ def test_a_feature_may_be_given_up():
     assert (("features", frozenset({"lora"}), frozenset()),) in [near.changes for near in found]
 
 
+def test_several_features_are_given_up_where_it_takes_several():
+    found = nearest(deployment(tp=8, pcp=2, features=frozenset({"lora", "multimodal", "mega-moe"})))
+    (given_up,) = [near for near in found if [name for name, _, _ in near.changes] == ["features"]]
+    assert given_up.deployment.features == {"mega-moe"} and given_up.distance == 2 * STEPS["features"]
+
+
 def test_every_setting_has_a_distance():
     knobs = {knob for rules in RULES.values() for rule in rules for knob in rule.knobs}
     assert knobs <= {*SIZES, *STEPS}
