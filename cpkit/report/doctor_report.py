@@ -12,7 +12,7 @@ from cpkit.sizing.rules_rule import Refusal
 from cpkit.sizing.rules_search import Near
 from cpkit.sizing.rules_verdict import Verdict, token_bytes
 
-LINE, CLIP = 110, 118
+LINE, CLIP, SOURCE = 110, 118, 80
 
 
 def doctor_report(verdict: Verdict, length: int, knobs: Iterable[Knob] = (), *, detail: bool = False) -> str:
@@ -71,11 +71,9 @@ def _nearest(verdict: Verdict) -> list[str]:
 def _room_source(memory: Memory) -> list[str]:
     """How room was counted, in a line."""
     weights, share = memory.settings.weights, memory.settings.utilization
-    chip = memory.settings.chip
+    hbm = size(memory.settings.chip.hbm_bytes.value)
     how = "estimated" if weights.kind == "assumed" else weights.kind
-    return [
-        f"room: counted, {share.value:.0%} ({share.kind}) of {size(chip.hbm_bytes.value)} (hardware file), weights {how}"
-    ]
+    return [f"room: counted, {share.value:.0%} ({share.kind}) of {hbm} (hardware file), weights {how}"]
 
 
 def _near_row(near: Near, memory: Memory | None) -> list[str]:
@@ -114,10 +112,16 @@ def _capacity(memory: Memory, length: int) -> list[str]:
          f"{given.topology.virtual_block} tokens, one replica"],
         ["", f"{count(memory.requests(length))} requests", f"counted: of {count(length)} tokens each, at once"],
     ]  # fmt: skip
-    lines = [_clip(line) for line in table(["", "", "source"], rows, "lrl")]
+    lines = table(["", "", ""], [part for row in rows for part in _parts(row)], "lrl")
     if any(layer.kind == "linear" for layer in given.model.layers):
         lines.append("not counted: the states of linear layers")
     return ["Memory of one rank", *indent(lines[1:])]
+
+
+def _parts(row: list[str]) -> list[list[str]]:
+    """A row, its source over as many lines as it takes."""
+    first, *rest = wrap(row[2], SOURCE)
+    return [[row[0], row[1], first], *(["", "", f"  {text}"] for text in rest)]
 
 
 def _sharing(memory: Memory) -> str:
