@@ -1,6 +1,7 @@
 """One line on a terminal that says how far a replay has come."""
 
 import sys
+from collections.abc import Callable
 from time import monotonic
 
 from cpkit.simulate.loop import Progress
@@ -8,23 +9,38 @@ from cpkit.simulate.loop import Progress
 EVERY_S = 0.2
 
 
-class ProgressLine:
+class StatusLine:
     """Redrawn in place on stderr; nothing at all where stderr is no terminal."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
         self._next = 0.0
 
-    def show(self, progress: Progress) -> None:
+    def show(self, text: Callable[[], str]) -> None:
         """Draw the line, at most a few times a second."""
         if self._shown and monotonic() >= self._next:
             self._next = monotonic() + EVERY_S
-            print(f"\r{progress_text(progress)}\033[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{text()}\033[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take the line away before a report."""
         if self._shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """The line of a replay."""
+
+    def __init__(self) -> None:
+        self._line = StatusLine()
+
+    def show(self, progress: Progress) -> None:
+        """Draw how far the replay has come."""
+        self._line.show(lambda: progress_text(progress))
+
+    def clear(self) -> None:
+        """Take the line away before a report."""
+        self._line.clear()
 
 
 def progress_text(progress: Progress) -> str:

@@ -77,10 +77,20 @@ class QuickClock:
         self._grid = DecodeGrid(model, settings, longest)
 
     def step_seconds(self, batch: Batch) -> float:
-        """Duration of a step."""
-        if batch.num_decodes == batch.num_reqs and batch.num_tokens == batch.num_reqs * self._grid.query_len:
-            return self._grid.seconds(batch.num_reqs, float(batch.seq_lens.mean()))
+        """Duration of a step, or of a stride of steps of decodes alone: as many as a request has tokens."""
+        if batch.num_decodes == batch.num_reqs and (steps := self._num_steps(batch)):
+            context = float(batch.seq_lens.mean()) - (steps - 1) / 2
+            return steps * self._grid.seconds(batch.num_reqs, context)
         return self._model.step_cost(self._settings.plan(batch, self._ranks)).seconds()
+
+    def _num_steps(self, batch: Batch) -> int:
+        """Steps that a batch of decodes stands for; 0: its rows differ, and it is one that must be planned."""
+        query_len = int(batch.query_lens[0])
+        if (batch.query_lens != query_len).any():
+            return 0
+        if self._grid.query_len == 1:
+            return query_len
+        return int(query_len == self._grid.query_len)
 
 
 class DecodeGrid:

@@ -19,7 +19,6 @@ from cpkit.errors import ConfigError
 from cpkit.layers import Layer
 from cpkit.model import MODELS, Model
 from cpkit.sizing.figures import Figure
-from cpkit.topology import Topology
 
 FP4_BYTES = 0.5625
 """Bytes of an fp4 weight with its share of an 8-bit scale for 16 values."""
@@ -61,30 +60,13 @@ class ModelWeights:
     weight_bytes: Figure
     expert_bytes: Figure
 
-    def rank_bytes(self, model: Model, topology: Topology) -> Figure:
-        """Weights of one rank: heads and dense parts split over TP, experts over the replica, the rest on each."""
-        tp, replica = topology.tp, topology.replica_size
-        plain = sum(
-            layer.num_layers * (attention.replicated + (attention.queries + attention.output) / tp)
-            for layer, attention in zip(model.layers, self.attention, strict=True)
-        )
-        plain += self.num_dense * self.dense / tp + self.num_moe * self.shared / tp
-        experts = self.num_moe * -(-self.num_experts // replica) * self.expert
-        size = plain * self.weight_bytes.value + experts * self.expert_bytes.value + 2 * 2 * self.head / tp
-        return Figure(
-            size / topology.pp,
-            "counted",
-            f"config of {model.name}: experts over {replica} ranks in {self.expert_bytes.value:g} B, heads over tp in "
-            f"{self.weight_bytes.value:g} B a weight, embedding and head in bf16",
-        )
-
 
 def load_weights(name_or_path: str | Path, model: Model, *, weight_bits: int | None = None) -> ModelWeights:
     """Weights of a shipped model, or of a config.json, whose Model was read from the same place; raises ConfigError.
 
     weight_bits: of experts' weights, and where at least 8 of all: 16, 8 or 4; None: as the config says, else 8.
     """
-    facts = _facts(name_or_path)
+    facts = read_facts(name_or_path)
     if weight_bits not in (None, 4, 8, 16):
         raise ConfigError(f"weights of {weight_bits} bits: 16, 8 or 4")
     hidden = model.hidden_size
@@ -159,7 +141,7 @@ def _weight_bytes(facts: Mapping[str, Any], weight_bits: int | None) -> tuple[Fi
     return plain, plain
 
 
-def _facts(name_or_path: str | Path) -> dict[str, Any]:
+def read_facts(name_or_path: str | Path) -> dict[str, Any]:
     """The fields of a config, as load_model reads them; it has read and checked the same file before."""
     if str(name_or_path) in MODELS:
         text = (resources.files("cpkit") / "data" / "models" / f"{name_or_path}.json").read_text(encoding="utf-8")

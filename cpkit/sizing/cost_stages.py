@@ -94,10 +94,10 @@ class RankStages:
         work = self.work.ratios[layer.chunk_ratio]
         topk = "topk_512" if index.topk <= 512 else "topk_2048"
         decodes = self.work.decode_tokens
-        if decodes and work.decode_keys >= 1:
-            total.add(self.kernels.seconds("mqa_logits_decode", decodes, work.decode_keys, index.num_heads))
+        if decodes and (held := work.decode_keys * work.local_share) >= 1:
+            total.add(self.kernels.seconds("mqa_logits_decode", decodes, held, index.num_heads))
             alone = self.kernels.seconds(f"{topk}_decode", 1, max(work.longest_decode, 1.0))
-            total.add(max(alone, self.kernels.seconds(f"{topk}_decode", decodes, work.decode_keys), key=_value))
+            total.add(max(alone, self.kernels.seconds(f"{topk}_decode", decodes, held), key=_value))
         gathers = topology.pcp > 1 and topology.dcp > 1
         share = 1.0 if topology.pcp > 1 else work.local_share
         for chunk in work.chunks:

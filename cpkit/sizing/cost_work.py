@@ -28,11 +28,11 @@ class ChunkWork:
 
 @dataclass(frozen=True, slots=True)
 class RatioWork:
-    """Work over keys of one compress ratio, as far as this rank sees them.
+    """Work over keys of one compress ratio.
 
-    decode_keys: keys that each decode token sees on average, and longest_decode the most, of this rank's shard.
-    prefill_keys: keys that each prefill token sees on average, of all shards. local_share: of its keys, those that
-    this rank holds. chunks: of prefill rows.
+    decode_keys, prefill_keys: keys of all shards that a token sees on average. local_share: of the step's keys, the
+    part that this rank holds. longest_decode: keys of its shard that a decode token sees at most. chunks: of prefill
+    rows.
     """
 
     decode_keys: float
@@ -98,7 +98,7 @@ def _ratio_work(plan: StepPlan, rank: RankPlan, ratio: int) -> RatioWork:
     decode_tokens = rows.num_decode_tokens
     prefill_tokens = rows.total_tokens - decode_tokens
     return RatioWork(
-        decode_keys=share * float(pairs[:decodes].sum()) / max(decode_tokens, 1),
+        decode_keys=float(pairs[:decodes].sum()) / max(decode_tokens, 1),
         longest_decode=longest,
         prefill_keys=float(prefix[-1]) / max(prefill_tokens, 1),
         local_share=share,
@@ -137,7 +137,7 @@ def attended_keys(layer: Layer, work: RankWork, *, decode: bool, local: bool) ->
     if not layer.compress_ratio:
         return window
     ratio = work.ratios[layer.compress_ratio]
-    seen = ratio.decode_keys / ratio.local_share if decode else ratio.prefill_keys
+    seen = ratio.decode_keys if decode else ratio.prefill_keys
     if layer.index:
         picked = layer.index.topk * (layer.index.ratio // layer.compress_ratio)
         seen = min(picked, seen) if layer.window_size else picked

@@ -10,6 +10,10 @@ One step:
        all that is to be computed before their next output. A prefill so never stalls half way; only decodes grow.
 
 A decode keeps its own token and the drafts up to the first rejected one; the others are rolled back.
+
+Steps of decodes alone, with nobody waiting, differ in their contexts only. A replay that asks for timings alone may
+take up to decode_stride of them as one, whose batch has that many tokens of each request: never past the end of a
+request, and not past the next arrival as far as the step before lets it foresee.
 """
 
 from collections.abc import Iterator
@@ -60,6 +64,7 @@ class Scheduler:
     num_kv_blocks: block ids of the pool, the null block included; each spans topology.virtual_block tokens.
     max_model_len: longest prompt and output together, in tokens.
     acceptance_rate: chance that a draft token is kept, given that those before it were.
+    decode_stride: most steps of decodes alone that are taken as one; the clock must count them, and drafts allow 1.
     Raises ConfigError. A request that can never fit is refused and counted; those that depend on it go on as if it had
     been answered at once.
     """
@@ -74,12 +79,16 @@ class Scheduler:
         max_model_len: int,
         acceptance_rate: float = 0.7,
         clock: Clock | None = None,
+        decode_stride: int = 1,
         seed: int = 0,
     ) -> None:
         if max_model_len < 1:
             raise ConfigError(f"max_model_len={max_model_len}: it is at least 1 token")
         if not 0 <= acceptance_rate <= 1:
             raise ConfigError(f"acceptance_rate={acceptance_rate}: a chance is between 0 and 1")
+        if decode_stride < 1 or (decode_stride > 1 and budget.num_speculative_tokens):
+            raise ConfigError(f"decode_stride={decode_stride}: at least 1, and 1 where decodes verify drafts")
+        self._decode_stride, self._decode_s = decode_stride, np.inf
         self._requests = trace.requests
         self._budget = budget
         self._max_model_len = max_model_len
@@ -182,6 +191,8 @@ class Scheduler:
             ready = order[running.num_computed[order] >= running.prefill_len[order]]
             computed = running.num_computed[ready]
             query = np.minimum(self._budget.decode_threshold, self._max_model_len - computed)
+            if (stride := self._stride(ready)) > 1:
+                query = np.full(len(ready), stride)
             if self._budget.decode_threshold * len(ready) > self._budget.max_num_batched_tokens:
                 query = np.minimum(query, self._budget.max_num_batched_tokens - (np.cumsum(query) - query))
                 taken = query > 0
@@ -194,6 +205,19 @@ class Scheduler:
         if num_missing:
             running.append_blocks(ready, missing, self._blocks.allocate(num_missing))
         return _Rows(ready, query)
+
+    def _stride(self, ready: IntArray) -> int:
+        """Steps that can be taken as one, when `ready` are the decodes of the first of them; 1: no more than that."""
+        running, arrivals = self._running, self._arrivals
+        alone = 0 < len(ready) == len(running.order) and not arrivals.waiting
+        if self._decode_stride == 1 or not alone or len(ready) > self._budget.max_num_batched_tokens:
+            return 1
+        most = min(self._decode_stride, int(running.output_left[ready].min()))
+        most = min(most, int((self._max_model_len - running.num_computed[ready]).min()))
+        if arrivals.next_s is not None:
+            most = min(most, 1 + int((arrivals.next_s - self._now) / self._decode_s))
+        blocks = running.missing_blocks(ready, running.num_computed[ready] + most)
+        return most if int(blocks.sum()) <= self._blocks.num_free else 1
 
     def _continue_prefills(self, tokens_left: int) -> list[tuple[int, int]]:
         """(seat, query_len) of the running prefills that get tokens, first admitted first."""
@@ -285,6 +309,8 @@ class Scheduler:
             num_waiting=len(self._arrivals.waiting),
             num_held_blocks=self._blocks.num_held,
         )
+        if not len(prefills.seats):
+            self._decode_s = max(duration_s / int(query_lens.max()), 1e-6)
         tally.num_steps += 1
         tally.num_tokens += batch.num_tokens
         tally.peak_blocks = max(tally.peak_blocks, step.num_held_blocks)

@@ -1,0 +1,199 @@
+"""`cpkit sweep`: which deployment a trace needs, found by replaying it on many."""
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpkit.cli.exit_codes import INTERRUPTED
+from cpkit.cli.output import check_folder, emit, write_json
+from cpkit.cli.parser import int_list, positive_number, whole_number
+from cpkit.errors import ConfigError
+from cpkit.model import MODELS, load_model
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from cpkit.sizing.sweep import Choices
+    from cpkit.sizing.sweep_run import SweepProgress
+    from cpkit.workload.request import Trace
+
+ENGINES = ("cpkit", "vllm", "sglang")
+MAX_PROCESSES = 8
+
+DESCRIPTION = """\
+Replay a request trace on every deployment of so many GPUs that an engine's rules, the planner and memory allow, with
+the cost model as the clock, and say which to take: the deployments that no other beats in time to first token, time
+per output token, tokens/s a GPU and room for tokens, and for each other one what beats it.
+"""
+
+EPILOG = """\
+examples:
+  what 8 to 32 H200 do with the example trace:
+    cpkit sweep examples/data/conversation_excerpt.jsonl.gz --model deepseek-v3.2 --chip h200 --gpus 8..32
+
+  a long sweep in a file that it goes on with when started again, figures for a script:
+    cpkit sweep trace.jsonl --model glm-5.2 --gpus 8..1024 --limit 64 --results sweep.jsonl --json sweep.json
+
+exit codes: 0 done, 2 bad usage or input, 130 interrupted (what was replayed is in --results)
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `sweep` to the parser."""
+    parser = commands.add_parser("sweep", help="which deployment a trace needs", description=DESCRIPTION, epilog=EPILOG)
+    parser.set_defaults(run=run)
+    parser.add_argument("trace", metavar="TRACE", help="a trace file, as for `cpkit simulate`")
+    parser.add_argument("--requests", type=whole_number, metavar="N", help="its first N requests (default: all)")
+    parser.add_argument(
+        "--load", type=positive_number, default=1.0, metavar="X", help="arrivals this many times as fast (default: 1)"
+    )
+    parser.add_argument(
+        "--model", default="deepseek-v3.2", help=f"one of {', '.join(MODELS)}, or the path of a config.json"
+    )
+    parser.add_argument("--chip", default="h200", help="chip (default: %(default)s)")
+    parser.add_argument("--engine", choices=ENGINES, default="cpkit", help="whose rules count (default: %(default)s)")
+    parser.add_argument("--weight-bits", type=whole_number, metavar="N", help="of a weight (default: config, or 8)")
+    parser.add_argument("--max-model-len", type=whole_number, metavar="N", help="longest request (default: model)")
+    parser.add_argument("--max-num-seqs", type=whole_number, default=256, metavar="N", help="of a step (default: 256)")
+    tried = parser.add_argument_group("what is tried")
+    tried.add_argument(
+        "--gpus", type=gpu_counts, default=(8,), metavar="N|N..M|N,N", help="GPUs; 8..64 is 8, 16, 32, 64 (default: 8)"
+    )
+    tried.add_argument(
+        "--batch-tokens", type=int_list, default=[2048, 8192], metavar="N,N", help="of a step (default: 2048,8192)"
+    )
+    tried.add_argument("--partitions", default="head-tail", metavar="NAME,NAME", help="of prompts (default: head-tail)")
+    tried.add_argument(
+        "--interleaves", type=int_list, default=[0], metavar="N,N", help="tokens; 0: the block size (default: 0)"
+    )
+    tried.add_argument(
+        "--limit", type=whole_number, metavar="N", help="replay so many, chosen by a rough estimate (default: all)"
+    )
+    tried.add_argument(
+        "--overlap", type=float, default=0.0, metavar="SHARE", help="of collectives behind computation (default: 0)"
+    )
+    aim = parser.add_argument_group("what is asked of it")
+    aim.add_argument(
+        "--ttft", type=positive_number, default=10.0, metavar="S", help="time to first token, p99 (default: 10)"
+    )
+    aim.add_argument(
+        "--tpot", type=positive_number, default=0.1, metavar="S", help="time per output token, p99 (default: 0.1)"
+    )
+    output = parser.add_argument_group("the sweep")
+    output.add_argument("--results", metavar="FILE", help="keep every result here and go on with those that are there")
+    output.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it and nothing else")
+    output.add_argument(
+        "--processes",
+        type=whole_number,
+        metavar="N",
+        help=f"default: one a core, at most {MAX_PROCESSES}",
+    )
+    output.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of sampling (default: 0)")
+    output.add_argument("--skip-bad", action="store_true", help="count malformed lines, do not stop")
+
+
+def gpu_counts(text: str) -> tuple[int, ...]:
+    """8 -> (8,), 8,24 -> (8, 24), 8..64 -> (8, 16, 32, 64)."""
+    first, dots, last = text.partition("..")
+    if dots:
+        low, high = whole_number(first), whole_number(last)
+        counts = tuple(low << i for i in range(32) if low << i <= high) if low > 0 else ()
+    else:
+        counts = tuple(int_list(text))
+    if not counts or min(counts) < 1 or max(counts) > 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs: 8, or 8,24, or 8..1024 (doubling)")
+    return counts
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sweep and report; returns the exit code."""
+    from time import perf_counter
+
+    from cpkit.budget import default_budget
+    from cpkit.cli.progress import StatusLine
+    from cpkit.report.sweep_report import sweep_data, sweep_report
+    from cpkit.sizing.chips import chip
+    from cpkit.sizing.cost_assumptions import Assumptions
+    from cpkit.sizing.cost_facts import load_weights, read_facts
+    from cpkit.sizing.memory_deployment import Limits
+    from cpkit.sizing.sweep import sort_out
+    from cpkit.sizing.sweep_choice import Aim, choose
+    from cpkit.sizing.sweep_replay import SweepSetting
+    from cpkit.sizing.sweep_run import Results, run_sweep, screen
+
+    for path in (args.json, args.results):
+        if path not in (None, "-"):
+            check_folder(path)
+    start = perf_counter()
+    model, on = load_model(args.model), chip(args.chip)
+    longest = model.max_model_len if args.max_model_len is None else args.max_model_len
+    dtype = {None: None, 16: "bf16", 8: "fp8", 4: "fp4"}.get(args.weight_bits, "unknown")
+    if dtype == "unknown":
+        raise ConfigError(f"--weight-bits {args.weight_bits}: 16, 8 or 4")
+    weights = load_weights(args.model, model, weight_bits=args.weight_bits)
+    limits = Limits(read_facts(args.model), longest, weight_dtype=dtype, budget={"max_num_seqs": args.max_num_seqs})
+    setting = SweepSetting(
+        model=model,
+        weights=weights,
+        chip=on.name,
+        budget=default_budget(model, max_num_seqs=args.max_num_seqs),
+        max_model_len=longest,
+        assumptions=Assumptions(overlap=args.overlap),
+        seed=args.seed,
+    )
+    trace = read_requests(args)
+    results = Results(None if args.results is None else Path(args.results), trace, setting)
+    allowed, refused = sort_out(model, on, args.engine, limits, _choices(args))
+    chosen, left_out = screen(allowed, trace, setting, args.limit)
+    line = StatusLine()
+
+    def show(progress: "SweepProgress") -> None:
+        took = perf_counter() - start
+        line.show(lambda: f"{progress.num_done}/{progress.num_all} deployments   {took:,.0f} s   {progress.latest}")
+
+    try:
+        outcomes, failed = run_sweep(chosen, trace, setting, results, processes=_processes(args), on_progress=show)
+    except KeyboardInterrupt:
+        line.clear()
+        return INTERRUPTED
+    finally:
+        line.clear()
+    aim = Aim(args.ttft, args.tpot)
+    choice, refused = choose(outcomes, aim), [*refused, *left_out, *failed]
+    if args.json is not None:
+        write_json(args.json, sweep_data(trace, setting, args.engine, choice, refused, aim))
+    if args.json != "-":
+        emit(sweep_report(trace, setting, args.engine, choice, refused, perf_counter() - start))
+    return 0
+
+
+def read_requests(args: argparse.Namespace) -> "Trace":
+    """The trace, its first requests alone, as fast as asked for."""
+    from cpkit.workload.traces import read_trace
+
+    trace = read_trace(args.trace, seed=args.seed, skip_bad=args.skip_bad)
+    requests = trace.requests
+    if args.requests is not None:
+        if args.requests < 1:
+            raise ConfigError(f"--requests {args.requests}: at least 1")
+        requests = requests[: args.requests]
+    if args.load != 1:
+        requests = tuple(replace(request, arrival_s=request.arrival_s / args.load) for request in requests)
+    return replace(trace, requests=requests)
+
+
+def _choices(args: argparse.Namespace) -> "Choices":
+    from cpkit.sizing.sweep import Choices
+
+    partitions = tuple(name.strip().replace("-", "_") for name in args.partitions.split(","))
+    return Choices(args.gpus, tuple(args.batch_tokens), partitions, tuple(args.interleaves))
+
+
+def _processes(args: argparse.Namespace) -> int:
+    processes: int | None = args.processes
+    if processes is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = min(cores, MAX_PROCESSES)
+    if not 1 <= processes <= 256:
+        raise ConfigError(f"--processes {processes}: from 1 to 256")
+    return processes
