@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/metadata.py [--only WORD] [--out FILE]
 
 Each case checks its results first, then is timed by CUDA-graph replay, kernel and torch form in turn: `us` is one
-launch of many in a graph, `single_us` a graph of one launch, replay included. The floor is the case's bytes (each input
-read once, each output written once) at the copy rate measured in the same run. Published peers that this machine lacks
-stand as recorded.
+launch of many in a graph, `single_us` a graph of one launch, replay included; the same two of a kernel that fills one
+number say what a launch costs. The floor is the case's bytes (each input read once, each output written once) at the
+copy rate measured in the same run. Published peers that this machine lacks stand as recorded.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.cases import COPIES, Case, run_case
 from benchmarks.metadata_slots import plan_cases, plan_to_device, slot_cases
-from benchmarks.timing import copy_gb_per_s, write_result
+from benchmarks.timing import copy_gb_per_s, time_together, write_result
 
 
 def cases() -> Iterator[Case]:
@@ -32,7 +32,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     gb_per_s = copy_gb_per_s()
-    print(f"{torch.cuda.get_device_name()}, copy {gb_per_s:.0f} GB/s")
+    one = torch.zeros(1, device="cuda")
+    fill = {"fill": lambda: one.fill_(1.0)}
+    launch = {"us": 1e3 * time_together(fill, COPIES)["fill"], "single_us": 1e3 * time_together(fill)["fill"]}
+    print(f"{torch.cuda.get_device_name()}, copy {gb_per_s:.0f} GB/s, a launch {launch}")
     rows = []
     for case in cases():
         if args.only in case.work:
@@ -41,7 +44,7 @@ def main() -> None:
     if args.only in "global chunk plan to the device":
         rows += plan_to_device()
         print(*rows[-2:], sep="\n")
-    write_result(args.out, copy_gb_per_s=round(gb_per_s), copies=COPIES, rows=rows)
+    write_result(args.out, copy_gb_per_s=round(gb_per_s), launch=launch, copies=COPIES, rows=rows)
 
 
 if __name__ == "__main__":
