@@ -16,13 +16,14 @@ from cpkit.errors import ConfigError
 from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.registry.entry import KernelEntry
 from cpkit.kernels.registry.metadata import metadata_keys
+from cpkit.kernels.registry.metadata_rows import row_keys
 
 POINTERS = {"*i1": torch.bool, "*i32": torch.int32, "*i64": torch.int64}
 
 
 def compile_keys(deployment: Deployment) -> list[KernelEntry]:
     """Every key of the metadata kernels of a deployment."""
-    return metadata_keys(deployment)
+    return [*metadata_keys(deployment), *row_keys(deployment)]
 
 
 def warm_up(deployment: Deployment, device: torch.device) -> int:

@@ -24,10 +24,15 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots, unpack_compressed_slots
 from cpkit.kernels.dcp_local_lens import dcp_local_lens
 from cpkit.kernels.deinterleave import deinterleave_idx
+from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
 from cpkit.kernels.gather_lens import gather_lens
+from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
+from cpkit.kernels.position_slots import compact_shard_slots, compact_slots, gathered_slots, shard_slots
 from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
+from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
 from cpkit.kernels.tail_slots import tail_slots
+from cpkit.kernels.tile_schedule import tile_schedule
 from cpkit.kernels.token_to_req import token_to_req
 from cpkit.kernels.warmup import warm_up
 
@@ -55,9 +60,10 @@ def steps(d, rank, states):
     for num_tokens in (1, 16, 17, 2**31 + 1):
         for num_rows in (1, 16):
             for offset in (0, 1):
-                step(d, dcp_rank, states, num_tokens, num_rows, offset)
+                slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset)
+                rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset)
 
-def step(d, dcp_rank, states, num_tokens, num_rows, offset):
+def slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset):
     shard = {"dcp_size": d.dcp_size, "interleave": d.interleave}
     loc, lens, table = tensor(num_rows + 2)[offset:][: num_rows + 1], tensor(num_rows), tensor(num_rows, 48 + offset)
     table = table[:, offset:]
@@ -92,6 +98,43 @@ def step(d, dcp_rank, states, num_tokens, num_rows, offset):
         if d.pcp_size > 1 and d.dcp_size > 1:
             deinterleave_idx(long(num_rows + 1), **place, out=long(8 * num_tokens), **b)
 
+def rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset):
+    num_tokens = min(num_tokens, 2**31 - 1)
+    shard = {"dcp_size": d.dcp_size, "interleave": d.interleave}
+    lens, loc, table = tensor(num_rows), tensor(num_rows + 1), tensor(num_rows, 48 + offset)[:, offset:]
+    some = {"compress_ratio": 1, "out": None, "backend": "triton"}
+    for ratio in {1, *(ratio for ratio, _ in states)}:
+        some["compress_ratio"] = ratio
+        chunk = ChunkRows(loc, lens, long(num_rows), loc, lens if offset else None)
+        some["out"] = KeyRanges(tensor(num_tokens), tensor(num_tokens), tensor(16 + offset))
+        if d.pcp_size > 1 and d.dcp_size > 1:
+            key_ranges_gathered(chunk, token_start=offset, **some)
+        else:
+            key_ranges_local(chunk, token_start=offset, dcp_rank=dcp_rank, **shard, **some)
+        for decodes, width in ((flat_decodes, 1), (native_decodes, 2)):
+            some["out"] = DecodeRows(tensor(num_rows, width), lens, lens, lens, tensor(num_rows, 48))
+            decodes(loc, lens, table, dcp_rank=dcp_rank, **shard, **some)
+    for draft in [False] * (d.swa_block_size > 0) + [True] * d.draft_blocks:
+        valid = tensor(16 + offset, dtype=torch.bool)
+        extra = [None if draft or not offset else lens] * 2
+        tokens = WindowTokens(loc, lens, tensor(16 + offset), valid, table, d.swa_block_size, *extra)
+        window = {"window_size": 1 + 15 * offset, "token_offset": offset, "backend": "triton"}
+        (draft_swa_indices if draft else swa_indices)(tokens, indices=tensor(16, 128), lens=tensor(16), **window)
+    for req in (None, lens):
+        tile_schedule(lens, tile=16 + offset, req=req, out=tensor(133, 2), backend="triton")
+    for ratio, block in ((1, d.block_size), *states):
+        place = {"dcp_size": d.dcp_size, "interleave": max(d.interleave // ratio, 1), "backend": "triton"}
+        for dtype in (torch.int32, torch.int64):
+            positions, out = tensor(num_rows, 17, dtype=dtype)[:, offset:], tensor(num_rows, 17 - offset, dtype=dtype)
+            cache = {"block_size": block, "block_stride": 2**31 + offset, "dcp_rank": dcp_rank, **place}
+            cache["idx_mapping"] = lens if offset else None
+            shard_slots(positions, lens, table, out=out, **cache)
+            compact_shard_slots(positions, lens, table, out=out, counts=lens, **cache)
+            compact_slots(positions, out=out, counts=lens, backend="triton")
+            if d.pcp_size > 1 and d.dcp_size > 1:
+                start = tensor(num_rows, dtype=dtype)
+                gathered_slots(positions, start, rank_stride=16 + offset, out=out, **place)
+
 def compare(states, **sizes):
     states = tuple(map(tuple, states))
     d = Deployment(**sizes, states=states)
@@ -111,9 +154,16 @@ print(json.dumps({name: compare(**sizes) for name, sizes in json.loads(sys.argv[
 """
 
 WORLDS = {
-    "one-rank": {"block_size": 64, "states": [[4, 64], [128, 2]], "kpool": 16},
+    "one-rank": {"block_size": 64, "states": [[4, 64], [128, 2]], "kpool": 16, "swa_block_size": 64},
     "dcp": {"block_size": 64, "dcp_size": 3, "interleave": 16, "states": [[4, 16]]},
-    "pcp": {"block_size": 16, "pcp_size": 2, "interleave": 5, "states": [[2, 8]], "kpool": 4},
+    "pcp": {
+        "block_size": 16,
+        "pcp_size": 2,
+        "interleave": 5,
+        "states": [[2, 8]],
+        "swa_block_size": 16,
+        "draft_blocks": True,
+    },
     "both": {"block_size": 64, "pcp_size": 2, "dcp_size": 4, "interleave": 16, "states": [[4, 64]]},
 }
 

@@ -35,13 +35,13 @@ def metadata_keys(deployment: Deployment) -> list[KernelEntry]:
 
 def _token_to_req() -> KernelEntry:
     types = {"query_start_loc": "*i32", "out": "*i32", "num_rows": "i32", "num_mapped": "i64", "num_tokens": "i64"}
-    return _entry("token_to_req", token_to_req, "_token_to_req_kernel", types, {})
+    return make_entry("token_to_req", token_to_req, "_token_to_req_kernel", types, {})
 
 
 def _gather_lens() -> KernelEntry:
     types = dict.fromkeys(("query_start_loc", "seq_lens", "replay_start", "row_stride", "out"), "*i32")
     types |= {"has_replay": "i32", "strided": "i32", "window_size": "i64", "num_rows": "i64"}
-    return _entry("gather_lens", gather_lens, "_gather_lens_kernel", types, {})
+    return make_entry("gather_lens", gather_lens, "_gather_lens_kernel", types, {})
 
 
 def _compressed_slots(deployment: Deployment) -> list[KernelEntry]:
@@ -53,18 +53,18 @@ def _compressed_slots(deployment: Deployment) -> list[KernelEntry]:
     for ratio, per_block in deployment.states:
         sizes = compressed_slots.state_constants(ratio, per_block, deployment.dcp_size, deployment.interleave)
         constants = {**sizes, "PACKED": packed}
-        entries.append(_entry("compressed_slots", compressed_slots, "_compressed_slots_kernel", types, constants))
+        entries.append(make_entry("compressed_slots", compressed_slots, "_compressed_slots_kernel", types, constants))
     if packed and deployment.states:
         types = {"packed": "*i64", "out": "*i64", "dcp_rank": "i64", "num_packed": "i64", "num_out": "i64"}
         constants = {"DCP_SIZE": deployment.dcp_size}
-        entries.append(_entry("unpack_compressed_slots", compressed_slots, "_unpack_kernel", types, constants))
+        entries.append(make_entry("unpack_compressed_slots", compressed_slots, "_unpack_kernel", types, constants))
     return entries
 
 
 def _tail_slots(kpool: int) -> KernelEntry:
     types = {"slot_mapping": "*i64", "positions": "*i64", "query_start_loc": "*i32", "block_tables": "*i32"}
     types |= {"out": "*i64", "num_rows": "i32"} | dict.fromkeys(("table_stride", "num_tokens", "num_out"), "i64")
-    return _entry("tail_slots", tail_slots, "_tail_slots_kernel", types, {"KPOOL": kpool})
+    return make_entry("tail_slots", tail_slots, "_tail_slots_kernel", types, {"KPOOL": kpool})
 
 
 def _step_slots(deployment: Deployment) -> list[KernelEntry]:
@@ -80,7 +80,7 @@ def _step_slots(deployment: Deployment) -> list[KernelEntry]:
             constants = step_slots.step_constants(
                 deployment.block_size, ratio, per_block, kpool, deployment.dcp_size, deployment.interleave
             )
-            entries.append(_entry("step_slots", step_slots, "_step_slots_kernel", types, constants))
+            entries.append(make_entry("step_slots", step_slots, "_step_slots_kernel", types, constants))
     return entries
 
 
@@ -92,22 +92,34 @@ def _placement(deployment: Deployment, interleave: int) -> list[KernelEntry]:
         types = {"lens": lens, "out": lens}
         types |= dict.fromkeys(("num_lens", "width", "lens_stride", "out_stride", "dcp_rank"), "i64")
         name = f"dcp_local_lens-{lens[1:]}"
-        entries.append(_entry(name, dcp_local_lens, "_dcp_local_lens_kernel", types, constants))
+        entries.append(make_entry(name, dcp_local_lens, "_dcp_local_lens_kernel", types, constants))
     if deployment.pcp_size > 1 and deployment.dcp_size > 1:
         types = {"local_start": "*i64", "out": "*i64", "num_regions": "i32", "num_keys": "i64"}
-        entries.append(_entry("deinterleave_idx", deinterleave, "_deinterleave_kernel", types, constants))
+        entries.append(make_entry("deinterleave_idx", deinterleave, "_deinterleave_kernel", types, constants))
     return entries
 
 
 def _key_interleaves(deployment: Deployment) -> list[int]:
-    """Interleave of each kind of cache, in its keys; the first is that of uncompressed keys."""
+    """The interleaves of all kinds of caches, in their keys."""
     if deployment.dcp_size == 1:
         return [1]
     return sorted({deployment.interleave // ratio for ratio in (1, *(ratio for ratio, _ in deployment.states))})
 
 
-def _entry(name: str, module: ModuleType, kernel: str, types: dict[str, str], constants: dict[str, int]) -> KernelEntry:
-    """An entry named for its function and the constants that tell it from the function's others."""
-    parts = [name, *(f"{key.lower()}{value}" for key, value in constants.items())]
-    constants = {**constants, "BLOCK": module.BLOCK}
-    return KernelEntry("-".join(parts), getattr(module, kernel), types, constants, {"num_warps": module.NUM_WARPS})
+def make_entry(
+    name: str,
+    module: ModuleType,
+    kernel: str,
+    types: dict[str, str],
+    constants: dict[str, int],
+    blocks: tuple[str, ...] = ("BLOCK",),
+) -> KernelEntry:
+    """An entry named for its function and the constants that tell it from the function's others.
+
+    types: may name arguments that only others of the module's kernels have. blocks: the module's block sizes.
+    """
+    parts = [name, *(f"{key.lower()}{int(value)}" for key, value in constants.items())]
+    function = getattr(module, kernel)
+    types = {at: spelled for at, spelled in types.items() if at in function.arg_names}
+    constants = constants | {block: getattr(module, block) for block in blocks}
+    return KernelEntry("-".join(parts), function, types, constants, {"num_warps": module.NUM_WARPS})

@@ -1,21 +1,32 @@
 """Kernels that spread a step's rows over tokens: key ranges, windows, decode rows, remapping, tile schedules.
 
 Counts, lengths, ranks and strides are arguments, so that a kernel is compiled once for each kind of cache: its ratio,
-its DCP placement, its block size. The caches here are like those in use, and one is odd in every number.
+its DCP placement, its block size.
 """
 
-from typing import Any
-
 from cpkit.kernels import decode_lens, key_ranges, position_slots, swa_indices, tile_schedule
+from cpkit.kernels.dcp_local_lens import shard_constants
+from cpkit.kernels.registry.deployment import SAMPLES, Deployment
 from cpkit.kernels.registry.entry import KernelEntry
-
-CACHES = {"plain": (1, 1, 1), "sharded": (1, 8, 64), "compressed": (4, 2, 64), "odd": (3, 5, 21)}
-"""By name: compress_ratio, dcp_size, interleave in tokens."""
+from cpkit.kernels.registry.metadata import make_entry
 
 
 def row_kernels() -> list[KernelEntry]:
-    """One entry for each kernel, each of its forms and each kind of cache."""
-    return [*_range_entries(), *_window_entries(), *_decode_entries(), *_slot_entries(), *_schedule_entries()]
+    """The kernels of the sample deployments, each once."""
+    entries = [entry for deployment in SAMPLES.values() for entry in row_keys(deployment)]
+    return list({entry.name: entry for entry in entries}.values())
+
+
+def row_keys(deployment: Deployment) -> list[KernelEntry]:
+    """Every kernel that any rank of a deployment launches in any step."""
+    entries = [*_schedules(), *_windows(deployment)]
+    for ratio in deployment.ratios():
+        entries += [_ranges(deployment, ratio), *_decodes(deployment, ratio)]
+    for ratio, keys_per_block in ((1, deployment.block_size), *deployment.states):
+        entries += _slots(deployment, keys_per_block, max(deployment.interleave // ratio, 1))
+    given = {"REMAP": False, "BLOCK_SIZE": 1, **shard_constants(1, 1)}
+    entries += [_slot_entry("compact_slots", "_compact_kernel", kind, given) for kind in ("i32", "i64")]
+    return list({entry.name: entry for entry in entries}.values())
 
 
 def _types(pointers: str, counts: str, strides: str = "") -> dict[str, str]:
@@ -24,97 +35,83 @@ def _types(pointers: str, counts: str, strides: str = "") -> dict[str, str]:
     return {name: kind for kind, names in kinds for name in names.split()}
 
 
-def _range_entries() -> list[KernelEntry]:
+def _ranges(deployment: Deployment, ratio: int) -> KernelEntry:
+    """Under PCP + DCP ranges in gathered keys, else in a rank's own."""
     types = _types(
         "query_start_loc seq_lens row_stride key_start_loc key_start key_end key_rows",
         "strided num_rows token_start num_tokens num_keys",
         "span_start span_stop dcp_rank",
     )
     types["region_start"] = "*i64"
-    layouts = {name: key_ranges.range_constants(*cache) for name, cache in CACHES.items()}
-    return [
-        _entry(f"key_ranges-{name}", key_ranges._key_ranges_kernel, types, {**cache, "BLOCK": key_ranges.BLOCK})
-        for name, cache in layouts.items()
-    ]
+    gathered = deployment.pcp_size > 1
+    constants = key_ranges.range_constants(ratio, 1 if gathered else deployment.dcp_size, deployment.interleave)
+    return make_entry("key_ranges", key_ranges, "_key_ranges_kernel", types, constants)
 
 
-def _window_entries() -> list[KernelEntry]:
+def _windows(deployment: Deployment) -> list[KernelEntry]:
     types = _types(
         "query_start_loc seq_lens token_to_req block_tables replay_start row_stride indices lens",
         "num_replayed strided num_rows token_offset num_out window_size index_width table_width",
         "table_stride index_stride",
     )
     types["is_valid"] = "*i1"
-    tile = {"ROWS": swa_indices.ROWS, "COLUMNS": swa_indices.COLUMNS}
+    kinds = ([False] if deployment.swa_block_size else []) + ([True] if deployment.draft_blocks else [])
     return [
-        _entry(
-            f"swa_indices-{name}-{block_size}",
-            swa_indices._swa_indices_kernel,
+        make_entry(
+            "swa_indices",
+            swa_indices,
+            "_swa_indices_kernel",
             types,
-            {"BLOCK_SIZE": block_size, "DRAFT": draft, **tile},
+            {"BLOCK_SIZE": deployment.swa_block_size, "DRAFT": draft},
+            ("ROWS", "COLUMNS"),
         )
-        for draft, name in enumerate(("causal", "draft"))
-        for block_size in (64, 100)
+        for draft in kinds
     ]
 
 
-def _decode_entries() -> list[KernelEntry]:
+def _decodes(deployment: Deployment, ratio: int) -> list[KernelEntry]:
     types = _types(
         "query_start_loc seq_lens block_tables row_lens global_lens query_lens row_req row_tables",
         "num_reqs num_rows width table_width",
         "table_stride lens_stride row_table_stride dcp_rank",
     )
-    tile = {"ROWS": decode_lens.ROWS, "COLUMNS": decode_lens.COLUMNS}
+    cache = decode_lens.decode_constants(ratio, deployment.dcp_size, deployment.interleave)
     return [
-        _entry(
-            f"decode_rows-{form}-{name}",
-            decode_lens._decode_rows_kernel,
-            types,
-            {**decode_lens.decode_constants(*cache), "FLAT": flat, **tile},
+        make_entry(
+            "decode_rows", decode_lens, "_decode_rows_kernel", types, {**cache, "FLAT": flat}, ("ROWS", "COLUMNS")
         )
-        for flat, form in enumerate(("native", "flat"))
-        for name, cache in CACHES.items()
+        for flat in (False, True)
     ]
 
 
-def _slot_entries() -> list[KernelEntry]:
-    cache_types = _types(
-        "positions req idx_mapping block_tables out counts",
-        "k num_rows num_mapped width dcp_rank",
-        "position_stride table_stride out_stride block_stride",
-    )
-    gathered_types = _types("positions workspace_start out", "k", "position_stride out_stride rank_stride")
-    wide = {"positions": "*i64", "out": "*i64"}
-    caches = {"plain": (64, 1, 1), "sharded": (64, 8, 64), "odd": (21, 5, 3)}
+def _slots(deployment: Deployment, keys_per_block: int, interleave: int) -> list[KernelEntry]:
+    """Positions and slots of one type, int32 or int64; interleave in keys."""
+    shard = shard_constants(deployment.dcp_size, interleave)
+    cache = {"BLOCK_SIZE": keys_per_block, **shard}
     entries = []
-    for name, cache in caches.items():
-        constants = position_slots.slot_constants(*cache)
-        del constants["num_warps"]
-        for kind, changed in (("int32", {}), ("int64", wide)):
-            types = {**cache_types, **changed}
-            title, kernel = f"{name}-{kind}", position_slots._shard_slots_kernel
-            entries.append(_entry(f"shard_slots-{title}", kernel, types, constants))
-            compact = {**constants, "REMAP": True}
-            entries.append(_entry(f"compact_shard_slots-{title}", position_slots._compact_kernel, types, compact))
-            types = {**gathered_types, **changed}
-            gathered = {at: value for at, value in constants.items() if at != "BLOCK_SIZE"}
-            entries.append(_entry(f"gathered_slots-{title}", position_slots._gathered_slots_kernel, types, gathered))
-    given = {**position_slots.slot_constants(1, 1, 1), "REMAP": False}
-    del given["num_warps"]
-    return [*entries, _entry("compact_slots", position_slots._compact_kernel, {**cache_types, **wide}, given)]
+    for kind in ("i32", "i64"):
+        entries.append(_slot_entry("shard_slots", "_shard_slots_kernel", kind, cache))
+        entries.append(_slot_entry("compact_shard_slots", "_compact_kernel", kind, {"REMAP": True, **cache}))
+        if deployment.pcp_size > 1 and deployment.dcp_size > 1:
+            entries.append(_slot_entry("gathered_slots", "_gathered_slots_kernel", kind, shard))
+    return entries
 
 
-def _schedule_entries() -> list[KernelEntry]:
-    types = _types("num_keys req out", "num_rows num_workers tile", "out_stride")
-    block = {"WORKERS": tile_schedule.WORKERS, "ROWS": tile_schedule.ROWS}
-    return [
-        _entry(f"tile_schedule-{name}", tile_schedule._tile_schedule_kernel, types, {"GROUPED": grouped, **block})
-        for grouped, name in enumerate(("rows", "requests"))
-    ]
-
-
-def _entry(name: str, kernel: Any, types: dict[str, str], constants: dict[str, int]) -> KernelEntry:
-    """An entry of 4 warps, with the types of those arguments that the kernel has."""
-    return KernelEntry(
-        name, kernel, {at: kind for at, kind in types.items() if at in kernel.arg_names}, constants, {"num_warps": 4}
+def _slot_entry(name: str, kernel: str, kind: str, constants: dict[str, int]) -> KernelEntry:
+    types = _types(
+        "req idx_mapping block_tables counts",
+        "k num_rows num_mapped width dcp_rank",
+        "position_stride table_stride out_stride block_stride rank_stride",
     )
+    types |= dict.fromkeys(("positions", "workspace_start", "out"), f"*{kind}")
+    return make_entry(f"{name}-{kind}", position_slots, kernel, types, constants, ("COLUMNS",))
+
+
+def _schedules() -> list[KernelEntry]:
+    types = _types("num_keys req out", "num_rows num_workers tile", "out_stride")
+    return [
+        make_entry(
+            "tile_schedule", tile_schedule, "_tile_schedule_kernel", types, {"GROUPED": grouped}, ("WORKERS", "ROWS")
+        )
+        for grouped in (False, True)
+    ]
