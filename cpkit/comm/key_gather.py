@@ -109,7 +109,8 @@ class SymmetricGather(KeyGather):
 
     def check(self) -> None:
         """Raise DesyncError if a rank was missed, once all gathers so far are over."""
-        self._peers.check()
+        with torch.cuda.stream(self._stream):
+            self._peers.check()
 
     def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys:
         if table.num_keys > self._max_keys:

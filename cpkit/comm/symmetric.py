@@ -52,6 +52,7 @@ class PeerGroup:
         self._comm, self._members, self._timeout_s = comm, members, timeout_s
         self._state = torch.zeros(2, dtype=torch.int32, device=comm.device)
         self._reports: deque[tuple[torch.cuda.Event, torch.Tensor, Call]] = deque()
+        self._last: Call | None = None
         self._failure = ""
         self._pads = self.allocate(4 * members.size)
         self._own_pad = self._pads.own.view(torch.int32)
@@ -92,17 +93,26 @@ class PeerGroup:
         Counted as the all-gather that it stands for. Raises DesyncError if an earlier meeting is known to have failed.
         """
         check_what(what)
-        self.check(wait=False)
+        captured = torch.cuda.is_current_stream_capturing()
+        if not captured:
+            self.check(wait=False)
         call = self._comm._call("all_gather", self._members.name, what, "uint8", (num_bytes,), "")
         if num_bytes:
             entry = Issued("all_gather", self._members.name, what, "uint8", num_bytes, num_bytes, call.site)
             self._comm.ledger.add(entry)
         meet(self._pads.addresses, self._own_pad, self._state, place=self._members.place, timeout_s=self._timeout_s)
-        if not torch.cuda.is_current_stream_capturing():
+        self._last = call
+        if not captured:
             self._report(call)
 
     def check(self, *, wait: bool = True) -> None:
-        """Raise DesyncError if a rank was missed; with wait, every meeting so far is looked at, and ends in time."""
+        """Raise DesyncError if a rank was missed.
+
+        wait: look at every meeting so far, those of graphs replayed on the current stream too; all of them end in time.
+        Else look at those known to be over.
+        """
+        if wait and self._last is not None:
+            self._report(self._last)
         while self._reports and not self._failure:
             done, state, call = self._reports[0]
             if not wait and not done.query():  # type: ignore[no-untyped-call]

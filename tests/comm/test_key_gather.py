@@ -1,0 +1,54 @@
+"""The key gather over simulated ranks: every key in its place, counted as the plan counts it, and what is refused."""
+
+import pytest
+
+from cpkit.comm.key_gather import in_turn, make_key_gather
+from cpkit.comm.simulated import run_ranks
+from cpkit.errors import ConfigError
+from cpkit.topology import Topology
+from tests.comm.key_shards import DIM, STEPS, check_keys, workspace
+
+OPTIONS = {"dim": DIM, "max_keys": 400, "backend": "torch", "timeout_s": 1}
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param({"pcp": 2, "dcp": 2}, id="two-ranks"),
+        pytest.param({"pcp": 3, "dcp": 3}, id="odd-ranks"),
+        pytest.param({"tp": 2, "pcp": 2, "dcp": 4}, id="ranks-in-another-order"),
+    ],
+)
+@pytest.mark.parametrize("interleave", [1, 4, 16])
+def test_every_key_finds_its_place(world, interleave):
+    def program(comm):
+        gather = make_key_gather(comm, "collective", **OPTIONS)
+        for step, chunks in enumerate(STEPS):
+            made = [workspace(comm, lens, interleave, step) for lens in chunks]
+            found = in_turn(gather, [(cache, table) for cache, table, _ in made], interleave=interleave)
+            for lens, (_, _, extents), keys in zip(chunks, made, found, strict=True):
+                check_keys(keys, lens, extents, (world, lens))
+            gather.check()
+            sent = [(entry.op, entry.group, entry.what, entry.dtype, entry.bytes) for entry in comm.ledger.take()]
+            sizes = [table.num_keys * (DIM + 4) for _, table, _ in made if table.num_keys]
+            assert sent == [("all_gather", "dcp", "index_keys", "uint8", size) for size in sizes]
+
+    run_ranks(Topology(**world), program)
+
+
+def test_gathers_that_cannot_be():
+    def program(comm):
+        with pytest.raises(ConfigError, match="use one of collective, symmetric"):
+            make_key_gather(comm, "nvlink", **OPTIONS)
+        with pytest.raises(ConfigError, match="over _SimulatedComm: ranks read each other's GPU memory"):
+            make_key_gather(comm, "symmetric", **OPTIONS)
+
+    run_ranks(Topology(pcp=2, dcp=2), program)
+
+
+def test_no_workspaces_are_no_gathers():
+    def program(comm):
+        gather = make_key_gather(comm, "collective", **OPTIONS)
+        assert list(in_turn(gather, [], interleave=1)) == [] and comm.ledger.take() == ()
+
+    run_ranks(Topology(pcp=2, dcp=2), program)
