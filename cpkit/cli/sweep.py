@@ -45,7 +45,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("trace", metavar="TRACE", help="a trace file, as for `cpkit simulate`")
     parser.add_argument("--requests", type=whole_number, metavar="N", help="its first N requests (default: all)")
     parser.add_argument(
-        "--load", type=positive_number, default=1.0, metavar="X", help="arrivals this many times as fast (default: 1)"
+        "--load", type=positive_number, default=1.0, metavar="X", help="come this many times as fast (default: 1)"
     )
     parser.add_argument(
         "--model", default="deepseek-v3.2", help=f"one of {', '.join(MODELS)}, or the path of a config.json"
@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_requests(args: argparse.Namespace) -> "Trace":
-    """The trace, its first requests alone, as fast as asked for."""
+    """The trace, its first requests alone, arrivals and pauses between turns as much shorter as asked for."""
     from cpkit.workload.traces import read_trace
 
     trace = read_trace(args.trace, seed=args.seed, skip_bad=args.skip_bad)
@@ -178,7 +178,10 @@ def read_requests(args: argparse.Namespace) -> "Trace":
             raise ConfigError(f"--requests {args.requests}: at least 1")
         requests = requests[: args.requests]
     if args.load != 1:
-        requests = tuple(replace(request, arrival_s=request.arrival_s / args.load) for request in requests)
+        requests = tuple(
+            replace(request, arrival_s=request.arrival_s / args.load, think_time_s=request.think_time_s / args.load)
+            for request in requests
+        )
     return replace(trace, requests=requests)
 
 

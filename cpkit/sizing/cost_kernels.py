@@ -17,6 +17,9 @@ from cpkit.sizing.cost_assumptions import Assumptions
 from cpkit.sizing.figures import Figure
 from cpkit.sizing.tables import KernelTable, kernel_tables
 
+BLACKWELL_HEADS = 128
+"""Heads that FlashMLA's sparse prefill computes on Blackwell at least: with 64 it takes as long on B200 as on H200."""
+
 VENDOR = "aiconfigurator-core 0.12.0"
 Work = Callable[[float, float, int], tuple[float, float]]
 """Flops and bytes of a kernel from query rows, keys a row, and heads."""
@@ -98,7 +101,7 @@ class Kernels:
 
     @cached_property
     def head_tile(self) -> int:
-        """Heads that the attention kernel works on at least."""
+        """Heads that attention kernels work on at least."""
         return self.assumptions.head_tile or (64 if self.chip.is_nvidia else 16)
 
     @cached_property
@@ -122,13 +125,19 @@ class Kernels:
             said[name] = table, f"{table}, scaled by roofline"
         return said
 
-    def padded_heads(self, heads: int) -> int:
-        """Heads that the attention kernel computes for a rank's: tile, twice the tile, then multiples of that.
+    def padded_heads(self, name: str, heads: int) -> int:
+        """Heads that an attention kernel computes for a rank's: tile, twice the tile, then multiples of that.
 
         tile 64:    8 -> 64    64 -> 64    65 -> 128    130 -> 256
         """
         tile = self.head_tile
+        if name == "sparse_prefill" and self.chip.is_blackwell and self.assumptions.head_tile is None:
+            heads = max(heads, BLACKWELL_HEADS)
         return tile if heads <= tile else -(-heads // (2 * tile)) * 2 * tile
+
+    def _measured_heads(self, kernel: Kernel, where: Chip) -> int:
+        """Heads that a table's kernel computed."""
+        return BLACKWELL_HEADS if kernel.name == "sparse_prefill" and where.is_blackwell else kernel.heads
 
     def seconds(self, name: str, rows: float, keys: float, heads: int = 1) -> Figure:
         """One launch of a kernel of KERNELS over rows > 0 that see keys > 0 each."""
@@ -136,10 +145,11 @@ class Kernels:
         table, where = self._tables[name]
         reading = table.read(rows, keys)
         inside, scaled = self._sources[name]
-        if reading.inside and heads == kernel.heads and where is self.chip:
+        measured_heads = self._measured_heads(kernel, where)
+        if reading.inside and heads == measured_heads and where is self.chip:
             return Figure(reading.seconds, "measured", inside)
         asked = self.roofline(*kernel.work(rows, keys, heads), kernel.dtype, self.chip)
-        edge = self.roofline(*kernel.work(reading.rows, reading.keys, kernel.heads), kernel.dtype, where)
+        edge = self.roofline(*kernel.work(reading.rows, reading.keys, measured_heads), kernel.dtype, where)
         return Figure(reading.seconds * asked / edge, "calibrated", scaled)
 
     def roofline(self, flops: float, num_bytes: float, dtype: str, on: Chip) -> float:

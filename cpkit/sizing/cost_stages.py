@@ -124,7 +124,7 @@ class RankStages:
             heads = self.merged_heads() if merged else own
             keys = attended_keys(layer, self.work, decode=decode, local=merged)
             name = f"{kind}_{'decode' if decode else 'prefill'}"
-            total.add(self.kernels.seconds(name, tokens, max(keys, 1.0), self.kernels.padded_heads(heads)))
+            total.add(self.kernels.seconds(name, tokens, max(keys, 1.0), self.kernels.padded_heads(name, heads)))
         if kind == "sparse":
             for chunk in self.work.ratios[layer.chunk_ratio].chunks:
                 rows = chunk.num_keys * layer.chunk_ratio / layer.compress_ratio

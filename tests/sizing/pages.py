@@ -12,6 +12,7 @@ from cpkit.sizing.rules import NOTES, RULES
 from cpkit.sizing.rules_backends import BACKENDS
 from cpkit.sizing.rules_deployment import FEATURES
 from tests.sizing.published import answers, figures
+from tests.sizing.published_speed import speed_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("doctor.md", "published.md")
@@ -86,6 +87,11 @@ def refusals_table():
     return markdown(["model", "tp", "pcp", "dcp", "published", "ours", "rules that refuse"], rows)
 
 
+def speed_table():
+    header = ["what", "length", "published", "ours", "difference", "bound", "inputs", "source"]
+    return markdown(header, speed_rows())
+
+
 TABLES = {
     "vllm": lambda: rules_table("vllm"),
     "sglang": lambda: rules_table("sglang"),
@@ -95,6 +101,7 @@ TABLES = {
     "features": features_table,
     "capacity": capacity_table,
     "refusals": refusals_table,
+    "speed": speed_table,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
