@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import COPIES, Case, run_case
+from benchmarks.metadata_rows import decode_builds, row_cases
 from benchmarks.metadata_slots import plan_cases, plan_to_device, slot_cases
 from benchmarks.timing import copy_gb_per_s, time_together, write_result
 
@@ -23,6 +24,7 @@ def cases() -> Iterator[Case]:
     """Every case, made when its turn comes."""
     yield from slot_cases()
     yield from plan_cases()
+    yield from row_cases()
 
 
 def main() -> None:
@@ -43,6 +45,9 @@ def main() -> None:
             print(rows[-1], flush=True)
     if args.only in "global chunk plan to the device":
         rows += plan_to_device()
+        print(*rows[-2:], sep="\n")
+    if args.only in "decode-step metadata build":
+        rows += decode_builds()
         print(*rows[-2:], sep="\n")
     write_result(args.out, copy_gb_per_s=round(gb_per_s), launch=launch, copies=COPIES, rows=rows)
 

@@ -103,7 +103,7 @@ class IndexerBuilder:
         fixed = fixed_path(chip, budget.num_speculative_tokens, adaptive=config.adaptive)
         self.graph_support = GraphSupport.UNIFORM if fixed is None else GraphSupport.ALWAYS
         self._tables = Buffer("block_tables", (budget.max_num_seqs, blocks), torch.int32, self.device)
-        self._slots = SlotStage.make(shard, budget, ratio, config.states_per_block, comm, self.device)
+        self._slots = SlotStage.make(shard, budget, ratio, config.states_per_block, comm, self.device, self.backend)
         self._prefill = PrefillStage(shard, budget, ratio, self.backend, widen_lens)
         self._decode = DecodeStage(
             shard=shard,
@@ -113,6 +113,7 @@ class IndexerBuilder:
             adaptive=config.adaptive,
             fixed=fixed,
             buffers=decode_buffers(budget, blocks, chip.num_workers, self.device),
+            backend=self.backend,
         )
 
     def build(self, batch: RankBatch) -> IndexerMetadata:

@@ -90,6 +90,7 @@ class DecodeStage:
     adaptive: bool
     fixed: DecodePath | None
     buffers: DecodeBuffers
+    backend: str
 
     def build(self, batch: RankBatch, split: BatchSplit, block_tables: torch.Tensor) -> IndexerDecode:
         """Rows of the first split.num_decodes requests; block_tables: [num_rows, width] int32, in cache blocks."""
@@ -110,6 +111,7 @@ class DecodeStage:
             dcp_rank=self.shard.dcp_rank,
             interleave=self.shard.interleave,
             out=rows,
+            backend=self.backend,
         )
         per_token = path is DecodePath.PER_TOKEN
         req_query_lens = self.buffers.req_query_lens.front(split.num_decodes)
@@ -142,8 +144,9 @@ class DecodeStage:
     def schedule(self, rows: DecodeRows, *, per_token: bool) -> torch.Tensor:
         """Start of every worker, balanced by the keys that the longest token of each row sees."""
         out = self.buffers.schedule.tensor
-        longest = rows.seq_lens.amax(1)
-        tile_schedule(longest, tile=self.states_per_block, req=rows.req if per_token else None, out=out)
+        longest = rows.seq_lens[:, 0] if rows.seq_lens.shape[1] == 1 else rows.seq_lens.amax(1)
+        req = rows.req if per_token else None
+        tile_schedule(longest, tile=self.states_per_block, req=req, out=out, backend=self.backend)
         return out
 
 

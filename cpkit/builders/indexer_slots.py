@@ -29,6 +29,7 @@ class SlotStage:
     comm: Comm | None
     segment: Buffer
     gathered: Buffer
+    backend: str
 
     @classmethod
     def make(
@@ -39,6 +40,7 @@ class SlotStage:
         states_per_block: int,
         comm: Comm | None,
         device: torch.device,
+        backend: str,
     ) -> "SlotStage":
         """A stage with its buffers; raises ConfigError without the comm that it needs."""
         if shard.pcp_size > 1 and compress_ratio > 1 and comm is None:
@@ -53,7 +55,7 @@ class SlotStage:
 
         segment = slots("slot_mapping", tokens)
         gathered = slots("gathered slot_mapping", tokens * shard.pcp_size if shard.pcp_size > 1 else 0)
-        return cls(shard, compress_ratio, states_per_block, comm, segment, gathered)
+        return cls(shard, compress_ratio, states_per_block, comm, segment, gathered, backend)
 
     def build(self, batch: RankBatch, block_tables: torch.Tensor) -> torch.Tensor:
         """int64 slots of the batch's tokens (PCP: of all ranks' padded segments, rank after rank)."""
@@ -76,7 +78,8 @@ class SlotStage:
         if self.shard.dcp_size == 1:
             slots.copy_(gathered)
         else:
-            unpack_compressed_slots(gathered, dcp_size=self.shard.dcp_size, dcp_rank=self.shard.dcp_rank, out=slots)
+            dcp_size, dcp_rank = self.shard.dcp_size, self.shard.dcp_rank
+            unpack_compressed_slots(gathered, dcp_size=dcp_size, dcp_rank=dcp_rank, out=slots, backend=self.backend)
         return slots
 
     def padded(self, batch: RankBatch) -> int:
@@ -122,4 +125,5 @@ class SlotStage:
             interleave=self.shard.interleave,
             row_stride=batch.row_stride,
             out=out,
+            backend=self.backend,
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from cpkit.budget import Budget
+from cpkit.builders.backend import choose_backend
 from cpkit.builders.buffers import Buffer
 from cpkit.builders.checks import check_fits
 from cpkit.builders.common import RankBatch
@@ -43,13 +44,17 @@ class KpoolMetadata:
 
 
 class KpoolBuilder:
-    """Builds KpoolMetadata, step after step, into the same buffer. A built step does not follow new block tables."""
+    """Builds KpoolMetadata, step after step, into the same buffer. A built step does not follow new block tables.
+
+    backend: of the kernel that it runs, "triton" or "torch"; None: the device's own (builders/backend.py).
+    """
 
     graph_support = GraphSupport.ALWAYS
 
-    def __init__(self, config: KpoolConfig, *, device: torch.device | str = "cpu") -> None:
+    def __init__(self, config: KpoolConfig, *, device: torch.device | str = "cpu", backend: str | None = None) -> None:
         self.config = config
         self.device = torch.empty(0, device=device).device
+        self.backend = choose_backend(backend, self.device)
         tokens = config.budget.max_num_batched_tokens
         self._slots = Buffer("tail slot_mapping", (tokens,), torch.int64, self.device, fill=PAD)
 
@@ -69,5 +74,6 @@ class KpoolBuilder:
                 kpool=self.config.kpool,
                 num_tokens=batch.num_real_tokens,
                 out=slots,
+                backend=self.backend,
             )
         return KpoolMetadata(split, slots)

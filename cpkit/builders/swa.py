@@ -105,6 +105,7 @@ class SwaBuilder:
             config.block_size,
             config.index_topk,
             buffer("schedules", len(layer_types(config.compress_ratios)), config.chip.num_workers + 1, 2),
+            self.backend,
         )
 
     def build(self, batch: RankBatch) -> SwaMetadata:
@@ -159,7 +160,7 @@ class SwaBuilder:
     def _tokens(self, batch: RankBatch) -> WindowTokens:
         """The batch's tokens with the row and validity of each."""
         row = self._token_to_req.front(batch.num_tokens)
-        token_to_req(batch.query_start_loc, num_mapped=batch.num_real_tokens, out=row)
+        token_to_req(batch.query_start_loc, num_mapped=batch.num_real_tokens, out=row, backend=self.backend)
         valid = self._is_valid.front(batch.num_tokens)
         torch.ge(batch.slot_mapping[: batch.num_tokens], 0, out=valid)
         return WindowTokens(
@@ -212,6 +213,7 @@ class SwaBuilder:
             replay_start=None if batch.replay_start is None else batch.replay_start[first:],
             row_stride=None if batch.row_stride is None else batch.row_stride[first:],
             out=gather,
+            backend=self.backend,
         )
         query_lens = self._query_lens.front(split.num_prefills)
         torch.sub(loc[1:], loc[:-1], out=query_lens)

@@ -36,6 +36,7 @@ class ScheduleStage:
     block_size: int
     index_topk: int | None
     buffer: Buffer
+    backend: str
 
     def build(self, tokens: WindowTokens, window_lens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Fresh schedules over the decode tokens; window_lens: [num_decode_tokens] int32."""
@@ -52,6 +53,6 @@ class ScheduleStage:
                 if name in PICKED and self.index_topk is not None:
                     compressed = compressed.clamp(max=self.index_topk)
                 num_keys = window_lens + compressed
-            tile_schedule(num_keys, tile=self.block_size, out=out)
+            tile_schedule(num_keys, tile=self.block_size, out=out, backend=self.backend)
             schedules[name] = out
         return schedules
