@@ -19,6 +19,10 @@ def e4m3_numbers():
 
 
 NUMBERS = e4m3_numbers()
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ("torch", "triton")
+QUIET = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+"""The interpreter divides as numpy does, which warns of NaN."""
 
 
 def nearest_e4m3(value):
@@ -44,6 +48,7 @@ def slow_group(values, pow2):
     return [nearest_e4m3(Fraction(float(q))) for q in quotients], float(scale)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pow2", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -55,11 +60,12 @@ def slow_group(values, pow2):
         pytest.param(5, 6, 2, id="tiny-groups"),
     ],
 )
-def test_groups_round_as_by_hand(num_tokens, dim, group_size, dtype, pow2):
+def test_groups_round_as_by_hand(num_tokens, dim, group_size, dtype, pow2, backend):
     rng = np.random.default_rng(dim + num_tokens)
     spread = 10.0 ** rng.uniform(-7, 4, (num_tokens, 1))
     values = torch.from_numpy(rng.normal(size=(num_tokens, dim)) * spread).to(dtype)
-    quantized, scales = quantize_fp8(values, group_size=group_size, pow2_scales=pow2)
+    values = values.to(DEVICE)
+    quantized, scales = quantize_fp8(values, group_size=group_size, pow2_scales=pow2, backend=backend)
     assert quantized.dtype == torch.float8_e4m3fn and quantized.shape == values.shape
     assert scales.shape == (num_tokens, dim // group_size)
     for token in range(num_tokens):
@@ -96,19 +102,43 @@ def test_whole_numbers_need_not_survive_another_largest():
     assert not torch.equal(dequantize_fp8(*quantize_fp8(values, group_size=2)), values)
 
 
-def test_nan_and_infinity_stay_in_their_group():
-    values = torch.ones(1, 12)
-    values[0, 0], values[0, 4] = float("nan"), float("inf")
+@QUIET
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_and_infinity_stay_in_their_group(backend):
+    values = torch.ones(1, 16, device=DEVICE)
+    values[0, 0], values[0, 4], values[0, 8] = float("nan"), float("inf"), -float("inf")
     for pow2 in (False, True):
-        back = dequantize_fp8(*quantize_fp8(values, group_size=4, pow2_scales=pow2))
-        assert back[0, :4].isnan().any() and back[0, 4:8].isnan().any()
-        assert (back[0, 8:] - 1).abs().max() < 0.07
+        quantized, scales = quantize_fp8(values, group_size=4, pow2_scales=pow2, backend=backend)
+        back = dequantize_fp8(quantized, scales)
+        assert quantized[0, :4].float().isnan().all() and scales[0, 0].isnan()
+        assert back[0, 4:8].isnan().any() and back[0, 8:12].isnan().any() and scales[0, 1:3].isinf().all()
+        assert (back[0, 12:] - 1).abs().max() < 0.07
 
 
-def test_strided_rows_are_read_as_such():
-    wide = torch.full((4, 300), float("nan"))
+@QUIET
+def test_the_kernel_rounds_as_the_reference_at_every_e4m3_number_and_between_them():
+    """A scale of 1, so that every number, every tie and the neighbours of both are quotients."""
+    numbers = torch.tensor([float(n) for n in NUMBERS])
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    around = [torch.nextafter(x, torch.tensor(y)) for x in (numbers, ties) for y in (-1e9, 1e9)]
+    one_sided = torch.cat([numbers, ties, *around]).clamp(max=448.0)
+    flat = torch.cat([one_sided, -one_sided, torch.tensor([float("nan")])])
+    values = torch.zeros(-(-len(flat) // 63), 64)
+    values[:, :63] = torch.nn.functional.pad(flat, (0, 63 * len(values) - len(flat))).view(-1, 63)
+    values[:, 63] = 448.0
+    values = values.to(DEVICE)
+    got, want = (quantize_fp8(values, group_size=64, backend=backend) for backend in ("triton", "torch"))
+    assert torch.equal(got[0].float().nan_to_num(1e9), want[0].float().nan_to_num(1e9))
+    assert torch.equal(got[0].view(torch.uint8)[:-1], want[0].view(torch.uint8)[:-1])  # the signs of zeros too
+    assert torch.equal(got[1].nan_to_num(1e9), want[1].nan_to_num(1e9))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [300, 304], ids=["rows-off-16-bytes", "rows-on-16-bytes"])
+def test_strided_rows_are_read_as_such(width, backend):
+    wide = torch.full((4, width), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     wide[:, :128] = torch.arange(4 * 128.0).view(4, 128)
-    quantized, scales = quantize_fp8(wide[:, :128])
+    quantized, scales = quantize_fp8(wide[:, :128], backend=backend)
     alone = quantize_fp8(wide[:, :128].clone())
     assert torch.equal(quantized.float(), alone[0].float()) and torch.equal(scales, alone[1])
 
@@ -128,6 +158,12 @@ def test_round_up_pow2_at_powers_and_their_neighbours():
         pytest.param(lambda: quantize_fp8(torch.ones(2, 128).double()), PlanError, "float64", id="float64"),
         pytest.param(lambda: quantize_fp8(torch.ones(128, 2).t()), PlanError, "strides", id="transposed"),
         pytest.param(lambda: quantize_fp8(torch.ones(2, 128), backend="cuda"), ConfigError, "triton", id="backend"),
+        pytest.param(
+            lambda: quantize_fp8(torch.ones(9, device=DEVICE)[1:].view(1, 8), group_size=8, backend="triton"),
+            PlanError,
+            "start at byte 4 of 16",
+            id="not-aligned",
+        ),
         pytest.param(
             lambda: dequantize_fp8(torch.ones(2, 4).to(torch.float8_e4m3fn), torch.ones(1, 1)),
             PlanError,

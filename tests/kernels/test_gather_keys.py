@@ -146,21 +146,29 @@ def test_a_broken_table_reads_keys_of_the_shards_alone(table):
     [
         pytest.param({"backend": "cuda"}, ConfigError, "built for torch, triton", id="no-such-backend"),
         pytest.param({"interleave": 0}, PlanError, "interleave=0", id="no-interleave"),
-        pytest.param({"local_start": torch.tensor([0, 2])}, PlanError, "int32", id="int64-table"),
-        pytest.param({"local_start": torch.tensor([0], dtype=torch.int32)}, PlanError, "num_regions=0", id="no-region"),
-        pytest.param({"scales": torch.zeros(2, 3)}, PlanError, "scales", id="scales-of-other-keys"),
-        pytest.param({"values": torch.zeros(2, 2, 8)}, PlanError, "float8_e4m3fn", id="not-quantized"),
+        pytest.param({"local_start": torch.tensor([0, 2], device=DEVICE)}, PlanError, "int32", id="int64-table"),
         pytest.param(
-            {"values": torch.zeros(2, 2, 6).to(torch.float8_e4m3fn)}, PlanError, "multiple of 4", id="no-whole-words"
+            {"local_start": torch.tensor([0], dtype=torch.int32, device=DEVICE)},
+            PlanError,
+            "num_regions=0",
+            id="no-region",
+        ),
+        pytest.param({"scales": torch.zeros(2, 3, device=DEVICE)}, PlanError, "scales", id="scales-of-other-keys"),
+        pytest.param({"values": torch.zeros(2, 2, 8, device=DEVICE)}, PlanError, "float8_e4m3fn", id="not-quantized"),
+        pytest.param(
+            {"values": torch.zeros(2, 2, 6, device=DEVICE).to(torch.float8_e4m3fn)},
+            PlanError,
+            "multiple of 4",
+            id="no-whole-words",
         ),
         pytest.param(
-            {"values": torch.zeros(2, 2, 16).to(torch.float8_e4m3fn)[:, :, :8]},
+            {"values": torch.zeros(2, 2, 16, device=DEVICE).to(torch.float8_e4m3fn)[:, :, :8]},
             PlanError,
             "side by side, 8 apart",
             id="keys-apart",
         ),
         pytest.param(
-            {"values": torch.zeros(41).to(torch.float8_e4m3fn)[9:].view(2, 2, 8), "backend": "triton"},
+            {"values": torch.zeros(41, device=DEVICE).to(torch.float8_e4m3fn)[9:].view(2, 2, 8), "backend": "triton"},
             PlanError,
             "starts at byte 9 of 16",
             id="not-aligned",
@@ -169,9 +177,9 @@ def test_a_broken_table_reads_keys_of_the_shards_alone(table):
 )
 def test_refusals(change, error, words):
     call = {
-        "values": torch.zeros(2, 2, 8).to(torch.float8_e4m3fn),
-        "scales": torch.zeros(2, 2),
-        "local_start": torch.tensor([0, 2], dtype=torch.int32),
+        "values": torch.zeros(2, 2, 8, device=DEVICE).to(torch.float8_e4m3fn),
+        "scales": torch.zeros(2, 2, device=DEVICE),
+        "local_start": torch.tensor([0, 2], dtype=torch.int32, device=DEVICE),
         "interleave": 1,
     } | change
     with pytest.raises(error, match=words):

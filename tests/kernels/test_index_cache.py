@@ -6,8 +6,16 @@ import torch
 
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.fp8 import quantize_fp8
-from cpkit.kernels.index_cache import gather_index_keys, insert_index_keys, pack_index_keys, unpack_index_keys
-from tests.kernels.pages import e4m3_byte, fp32_bytes, page_cache, put
+from cpkit.kernels.index_cache import (
+    gather_index_keys,
+    insert_index_keys,
+    pack_index_keys,
+    quantize_index_keys,
+    unpack_index_keys,
+)
+from tests.kernels.pages import GARBAGE, e4m3_byte, fp32_bytes, page_cache, put
+from tests.kernels.test_fp8 import slow_group
+from tests.kernels.test_paged_rows import BACKENDS, INTERPRETED
 
 EXACT = [0.0, 1.0, -3.0, 448.0, 2.0**-9, -0.4375]
 
@@ -36,6 +44,62 @@ def test_what_is_inserted_is_gathered(num_keys):
     assert torch.equal(got_values[:num_keys].float(), values[order].float())
     assert torch.equal(got_scales[:num_keys], scales[order, 0])
     assert (got_values[num_keys:].float() == 0).all() and (got_scales[num_keys:] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("pow2", [False, True])
+@pytest.mark.parametrize(("block_size", "gap"), [(1, 0), (2, 4), (16, 16)])
+def test_quantized_keys_land_byte_by_byte(block_size, gap, pow2, backend):
+    """Keys without a slot are not looked at: they are NaN, and make nobody else so."""
+    rng = np.random.default_rng(block_size)
+    num_keys, dim, num_blocks = 40, 8, 40 // block_size + 1
+    keys = torch.from_numpy(rng.normal(size=(num_keys, dim)) * 10.0 ** rng.uniform(-7, 4, (num_keys, 1))).bfloat16()
+    slots = rng.permutation(num_blocks * block_size)[:num_keys]
+    for away, slot in enumerate([-1, num_blocks * block_size, 2**40, -(2**40)]):
+        slots[away * 7] = slot
+        keys[away * 7] = float("nan")
+    cache, want = (page_cache(num_blocks, block_size * (dim + 4), block_size * (dim + 4) + gap) for _ in range(2))
+    for key, slot in zip(keys.float().tolist(), slots.tolist(), strict=True):
+        if 0 <= slot < num_blocks * block_size:
+            values, scale = slow_group(key, pow2)
+            put(want, slot, block_size, [e4m3_byte(v) or signed_zero(k) for v, k in zip(values, key, strict=True)],
+                fp32_bytes(scale))  # fmt: skip
+    quantize_index_keys(cache, keys, torch.from_numpy(slots), block_size=block_size, pow2_scales=pow2, backend=backend)
+    assert torch.equal(cache, want)
+    if gap:
+        whole = torch.as_strided(cache, (num_blocks * cache.stride(0),), (1,)).view(num_blocks, -1)
+        assert (whole[:, -gap:] == GARBAGE).all()
+
+
+def signed_zero(value):
+    """The code of a zero that a value was rounded to."""
+    return 0x80 if value < 0 else 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quantizing_nothing_touches_nothing(backend):
+    cache, slots = page_cache(2, 16), torch.zeros(0, dtype=torch.int64)
+    quantize_index_keys(cache, torch.zeros(0, 4), slots, block_size=2, backend=backend)
+    quantize_index_keys(cache[:0], torch.ones(1, 4), torch.tensor([0]), block_size=2, backend=backend)
+    assert (cache == GARBAGE).all()
+
+
+@INTERPRETED
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({"keys": torch.ones(1, 6)}, "multiple of 4", id="no-whole-words"),
+        pytest.param({"keys": torch.ones(2, 4)}, "keys", id="keys-of-other-slots"),
+        pytest.param({"block_size": 3}, "at least 24 bytes", id="page-too-small"),
+        pytest.param({"slots": torch.tensor([0], dtype=torch.int32)}, "slots is int32", id="int32-slots"),
+        pytest.param({"cache": torch.zeros(2, 18, dtype=torch.uint8)}, "18 bytes apart", id="pages-off-their-words"),
+        pytest.param({"keys": torch.ones(5)[1:].view(1, 4)}, "start at byte 4 of 16", id="keys-not-aligned"),
+    ],
+)
+def test_what_the_quantizing_kernel_refuses(change, words):
+    call = {"cache": page_cache(2, 16), "keys": torch.ones(1, 4), "slots": torch.tensor([0]), "block_size": 2} | change
+    with pytest.raises(PlanError, match=words):
+        quantize_index_keys(**call, backend="triton")
 
 
 def test_packed_rows_travel_and_come_back():

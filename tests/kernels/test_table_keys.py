@@ -152,18 +152,24 @@ def test_pages_past_2_31_bytes(backend):
         pytest.param({"backend": "cuda"}, ConfigError, "built for torch, triton", id="no-such-backend"),
         pytest.param({"dim": 12}, PlanError, "at least 32 bytes", id="page-too-small"),
         pytest.param({"dim": 6}, PlanError, "multiple of 4", id="no-whole-words"),
-        pytest.param({"table": {"key_lens": torch.tensor([3])}}, PlanError, "key_lens is int64", id="int64-lens"),
+        pytest.param(
+            {"table": {"key_lens": torch.tensor([3], device=DEVICE)}}, PlanError, "key_lens is int64", id="int64-lens"
+        ),
         pytest.param({"table": {"num_keys": -1}}, PlanError, "num_keys=-1", id="negative"),
         pytest.param({"table": {"block_size": 0}}, PlanError, "block_size=0", id="no-block"),
-        pytest.param({"cache": torch.zeros(65, dtype=torch.uint8)[1:49].view(2, 24), "backend": "triton"}, PlanError,
-                     "starts at byte 1 of 16", id="not-aligned"),
+        pytest.param(
+            {"cache": torch.zeros(65, dtype=torch.uint8, device=DEVICE)[1:49].view(2, 24), "backend": "triton"},
+            PlanError,
+            "starts at byte 1 of 16",
+            id="not-aligned",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals(change, error, words):
     parts = {
-        "local_start": torch.tensor([0, 3], dtype=torch.int32),
-        "block_tables": torch.tensor([[0, 1]], dtype=torch.int32),
-        "key_lens": torch.tensor([3], dtype=torch.int32),
+        "local_start": torch.tensor([0, 3], dtype=torch.int32, device=DEVICE),
+        "block_tables": torch.tensor([[0, 1]], dtype=torch.int32, device=DEVICE),
+        "key_lens": torch.tensor([3], dtype=torch.int32, device=DEVICE),
         "num_keys": 3,
         "block_size": 2,
     } | change.get("table", {})
