@@ -9,8 +9,8 @@ Three rows, decodes first; the tokens of a row are neighbours in the flat batch:
     position             8            3            2  3  4  5
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,8 @@ from cpkit.kernels.checks import check_tensor
 from cpkit.planner.slots import as_int32
 from cpkit.topology import Topology
 
-
-class Comm(Protocol):
-    """The one collective that builders enter."""
-
-    def all_gather(self, tensor: torch.Tensor, group: str) -> torch.Tensor:
-        """The tensors of all ranks of a group (pcp, dcp, ...), in rank order along dimension 0."""
-        ...
+GatherSlots = Callable[[torch.Tensor], torch.Tensor]
+"""The one collective that a builder enters: [padded] int64 of each PCP rank -> [pcp_size * padded], rank after rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +57,48 @@ def shard_of(topology: Topology, rank: int) -> Shard:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GatheredSlots:
+    """Slots of all PCP ranks' tokens, whose KV every rank has and of which it writes what it stores. P=2, ABG and CDEF:
+
+        token           A  B  G  -     C  D  E  F      each rank's tokens, padded to the fullest
+        slot_mapping    0  1  6 -1     2  3  4  5      -1 too: another DCP rank's key, a second copy
+
+    slot_mapping: [pcp_size * padded] int64 on the device.
+    writes_kv: [padded] bool on the device, this rank's copy of the token writes its KV; needed for compressed keys
+        under PCP + DCP, where a token's own slot is -1 on all ranks but its owner.
+    """
+
+    slot_mapping: torch.Tensor
+    writes_kv: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeRequests:
+    """Of each row's whole request what the rows of one PCP rank do not show; all [num_rows] int64 on the host.
+
+    req: request of each row. max_shard_lens: tokens of its largest DCP shard. largest_shares: the most query tokens
+    that any PCP rank has of it.
+    """
+
+    req: IntArray
+    max_shard_lens: IntArray
+    largest_shares: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RankBatch:
     """One rank's rows of a step, decodes first. Raises PlanError where its parts contradict each other.
 
     On the device: query_start_loc [num_rows + 1], seq_lens [num_rows], block_tables [num_rows, width] int32;
-        slot_mapping [>= num_tokens] int64, under PCP the gathered one, [pcp_size * padded tokens].
+        slot_mapping [>= num_tokens] int64, of this rank's own tokens.
     On the host: host_query_start_loc [num_rows + 1] and max_seq_lens [num_rows] int64, never below the device's values
         (which speculation may make smaller than the host knows): they size buffers and chunks, and decide nothing else.
     num_tokens: tokens of the step, padding included. is_prefilling: [num_rows], inside the prompt before this step.
     causal: False for a draft block, whose tokens see each other.
     positions: [num_tokens] int64 on the device, where a builder reads them (kpool).
     row_stride: [num_rows] int32 on the device, positions from one token of a row to the next; None: 1.
-    Under PCP: req [num_rows] int64, request of each row, None for a dummy batch, whose rows are requests of their own.
-        With DCP also max_shard_lens, largest_shares: [num_rows] int64, of the row's whole request: tokens of its
-        largest DCP shard, and the most query tokens any PCP rank has of it; and writes_kv: [padded tokens] bool on the
-        device, this rank's copy of the token writes its KV.
+    gathered: under PCP, where the cache is an indexer's. requests: under PCP + DCP there, None for a dummy batch, whose
+        rows are requests of their own.
     replay_start: [num_rows] int32 on the device, first position the window cache still has, or None.
     """
 
@@ -91,10 +113,8 @@ class RankBatch:
     causal: bool = True
     positions: torch.Tensor | None = None
     row_stride: torch.Tensor | None = None
-    req: IntArray | None = None
-    max_shard_lens: IntArray | None = None
-    largest_shares: IntArray | None = None
-    writes_kv: torch.Tensor | None = None
+    gathered: GatheredSlots | None = None
+    requests: WholeRequests | None = None
     replay_start: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -108,8 +128,10 @@ class RankBatch:
         for name in ("row_stride", "replay_start"):
             if getattr(self, name) is not None:
                 check_tensor(name, getattr(self, name), torch.int32, (self.num_rows,), device)
-        if self.writes_kv is not None:
-            check_tensor("writes_kv", self.writes_kv, torch.bool, (None,), device)
+        if self.gathered is not None:
+            check_tensor("gathered slot_mapping", self.gathered.slot_mapping, torch.int64, (None,), device)
+            if self.gathered.writes_kv is not None:
+                check_tensor("writes_kv", self.gathered.writes_kv, torch.bool, (None,), device)
         self._check_host()
 
     @property
@@ -156,9 +178,11 @@ class RankBatch:
             raise PlanError(f"num_tokens={self.num_tokens} and no rows: every token, padding included, has a row")
         if self.positions is not None and len(self.positions) < self.num_real_tokens:
             raise PlanError(f"{len(self.positions)} positions for {self.num_real_tokens} query tokens: one a token")
-        for name in ("is_prefilling", "req", "max_shard_lens", "largest_shares"):
-            values = getattr(self, name)
-            if values is not None and len(values) != self.num_rows:
+        by_row = {} if self.is_prefilling is None else {"is_prefilling": self.is_prefilling}
+        if self.requests is not None:
+            by_row |= {field.name: getattr(self.requests, field.name) for field in fields(self.requests)}
+        for name, values in by_row.items():
+            if len(values) != self.num_rows:
                 raise PlanError(f"{name} has {len(values)} entries for {self.num_rows} rows: one a row")
 
 
@@ -176,8 +200,8 @@ def rank_batch(
 ) -> RankBatch:
     """A batch from host values, its lengths known exactly.
 
-    num_tokens: tokens with padding (default: one a slot, as without PCP). Lengths and block ids beyond int32, which the
-    device holds, raise PlanError. Fields of PCP are added with dataclasses.replace.
+    num_tokens: tokens with padding (default: one a slot). Lengths and block ids beyond int32, which the device holds,
+    raise PlanError. What PCP adds is added with dataclasses.replace.
     """
     loc = prefix_sum(as_lens("query_lens", query_lens, PlanError))
     places = None if positions is None else as_ints("positions", positions, PlanError)

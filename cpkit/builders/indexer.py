@@ -15,7 +15,7 @@ from cpkit.builders.backend import choose_backend
 from cpkit.builders.buffers import Buffer
 from cpkit.builders.checks import check_fits, check_reach, check_update
 from cpkit.builders.chip import Chip
-from cpkit.builders.common import Comm, RankBatch, Shard
+from cpkit.builders.common import GatherSlots, RankBatch, Shard
 from cpkit.builders.graphs import GraphSupport
 from cpkit.builders.indexer_decode import DecodeStage, decode_buffers, fixed_path
 from cpkit.builders.indexer_metadata import IndexerMetadata
@@ -81,7 +81,7 @@ class IndexerConfig:
 class IndexerBuilder:
     """Builds IndexerMetadata, step after step, into the same buffers: a step's result is valid until the next build.
 
-    comm: needed under PCP with compressed keys, whose slots the ranks gather.
+    gather_slots: needed under PCP with compressed keys, whose slots are gathered over the ranks.
     widen_lens: for layers whose logits are wider than their keys; [rows] keys -> [rows] keys that the budgets count.
     backend: of the kernels that it runs, "triton" or "torch"; None: the device's own (builders/backend.py).
     """
@@ -91,7 +91,7 @@ class IndexerBuilder:
         config: IndexerConfig,
         *,
         device: torch.device | str = "cpu",
-        comm: Comm | None = None,
+        gather_slots: GatherSlots | None = None,
         widen_lens: Callable[[IntArray], IntArray] | None = None,
         backend: str | None = None,
     ) -> None:
@@ -103,7 +103,9 @@ class IndexerBuilder:
         fixed = fixed_path(chip, budget.num_speculative_tokens, adaptive=config.adaptive)
         self.graph_support = GraphSupport.UNIFORM if fixed is None else GraphSupport.ALWAYS
         self._tables = Buffer("block_tables", (budget.max_num_seqs, blocks), torch.int32, self.device)
-        self._slots = SlotStage.make(shard, budget, ratio, config.states_per_block, comm, self.device, self.backend)
+        self._slots = SlotStage.make(
+            shard, budget, ratio, config.states_per_block, gather_slots, self.device, self.backend
+        )
         self._prefill = PrefillStage(shard, budget, ratio, self.backend, widen_lens)
         self._decode = DecodeStage(
             shard=shard,

@@ -88,18 +88,12 @@ class PrefillStage:
         """The prefill rows; rows of a dummy batch are requests of their own."""
         part, ratio = slice(num_decodes, None), self.compress_ratio
         query_lens, lens = batch.query_lens[part], batch.max_seq_lens[part]
-        req, shard_lens, shares = np.arange(len(lens)), None, None
-        if self.gathers and batch.req is not None:
-            if batch.max_shard_lens is None or batch.largest_shares is None:
-                raise PlanError(
-                    "rows of requests under PCP + DCP without max_shard_lens and largest_shares: they are of whole "
-                    "requests, which one rank's rows do not show, and all ranks must cut the same chunks from them"
-                )
-            req = batch.req[part]
-            shard_lens, shares = batch.max_shard_lens[part], batch.largest_shares[part]
-        if shard_lens is None or shares is None:
+        whole = batch.requests if self.gathers else None
+        if whole is None:
+            req, shares = np.arange(len(lens)), query_lens
             shard_lens = largest_shard(lens, self.shard.dcp_size, self.shard.interleave)
-            shares = query_lens
+        else:
+            req, shard_lens, shares = whole.req[part], whole.max_shard_lens[part], whole.largest_shares[part]
         bad = np.flatnonzero(lens > shard_lens * self.shard.dcp_size)
         if len(bad):
             i = int(bad[0])

@@ -1,7 +1,7 @@
 """The sliding-window metadata builder: token → row, validity, windows of decodes and prefills, tile schedules.
 
-The window cache is replicated on every DCP rank, so nothing here goes through the DCP placement. Under PCP the batch's
-slot_mapping is of this rank's own tokens, before the copies of replicated rows are masked: all copies are computed.
+The window cache is replicated on every DCP rank, so nothing here goes through the DCP placement. Under PCP every copy
+of a replicated row is computed, so that each has its slot in the batch's slot_mapping, whichever of them writes.
 """
 
 from collections.abc import Callable

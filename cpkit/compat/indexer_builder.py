@@ -12,7 +12,7 @@ import torch
 
 from cpkit.arrays import IntArray
 from cpkit.builders.chip import Chip, chip_of
-from cpkit.builders.common import Comm
+from cpkit.builders.common import GatherSlots
 from cpkit.builders.graphs import GraphSupport
 from cpkit.builders.indexer_decode import DecodePath, fixed_path, step_path
 from cpkit.compat.batches import (
@@ -100,7 +100,7 @@ class DeepseekV32IndexerMetadataBuilder:
         kernel_block_size: int | None = None,
         dcp_rank: int = 0,
         pcp_rank: int = 0,
-        comm: Comm | None = None,
+        gather_slots: GatherSlots | None = None,
         chip: Chip | None = None,
         adaptive: bool = False,
         workspace_size: int | None = None,
@@ -120,7 +120,7 @@ class DeepseekV32IndexerMetadataBuilder:
                 f"dcp={self.settings.dcp_size} with compress_ratio={self.compress_ratio}: upstream has no such path; "
                 "cpkit.builders.indexer has"
             )
-        self.dcp_rank, self.pcp_rank, self.comm = dcp_rank, pcp_rank, comm
+        self.dcp_rank, self.pcp_rank, self.gather_slots = dcp_rank, pcp_rank, gather_slots
         self.chip = chip_of(self.device) if chip is None else chip
         self.adaptive = adaptive
         self.block_size = kv_cache_spec.block_size
@@ -178,9 +178,11 @@ class DeepseekV32IndexerMetadataBuilder:
         )
         if pcp_size == 1:
             return own
-        if self.comm is None:
-            raise ConfigError(f"pcp_size={pcp_size} with compressed keys and no comm: the ranks gather their slots")
-        return self.comm.all_gather(own, "pcp")
+        if self.gather_slots is None:
+            raise ConfigError(
+                f"pcp_size={pcp_size} with compressed keys and no gather_slots: slots are gathered over the ranks"
+            )
+        return self.gather_slots(own)
 
     def _prefill(
         self, batch: CommonAttentionMetadata, tables: torch.Tensor, first: int

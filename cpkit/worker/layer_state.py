@@ -55,16 +55,6 @@ class LayerState:
         )
 
 
-class _SlotComm:
-    """The comm as the indexer's builder calls it: what it gathers are slots."""
-
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
-
-    def all_gather(self, tensor: torch.Tensor, group: str) -> torch.Tensor:
-        return self._comm.all_gather(tensor.contiguous(), group, what="slots")
-
-
 def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, backend: str) -> LayerState:
     """Fresh caches and builders; raises ConfigError for a layer that the program, or the backend, cannot run."""
     topology, budget = settings.topology, settings.budget
@@ -72,6 +62,10 @@ def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, bac
     check_indexer(layer, caches.states_per_block, backend)
     if topology.pcp > 1:  # builders count rows, and head_tail gives a rank two rows of a request
         budget = replace(budget, max_num_seqs=2 * budget.max_num_seqs)
+
+    def gather_slots(own: torch.Tensor) -> torch.Tensor:
+        return comm.all_gather(own.contiguous(), "pcp", what="slots")
+
     indexer = swa = None
     if layer.compress_ratio:
         config = IndexerConfig(
@@ -82,7 +76,7 @@ def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, bac
             max_blocks=pool.max_blocks,
             compress_ratio=layer.compress_ratio,
         )
-        indexer = IndexerBuilder(config, device=comm.device, comm=_SlotComm(comm))
+        indexer = IndexerBuilder(config, device=comm.device, gather_slots=gather_slots, backend=backend)
     if layer.window_size:
         swa = SwaBuilder(
             SwaConfig(
@@ -96,5 +90,6 @@ def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, bac
                 index_topk=layer.index.topk if layer.index else None,
             ),
             device=comm.device,
+            backend=backend,
         )
     return LayerState(layer, backend, caches, indexer, swa)

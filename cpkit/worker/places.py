@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cpkit.arrays import BoolArray, Int32Array, IntArray
-from cpkit.builders.common import RankBatch, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, WholeRequests, rank_batch
 from cpkit.errors import PlanError
 from cpkit.planner.interleave import largest_shard
 from cpkit.planner.layout import GatherLayout
@@ -98,7 +98,9 @@ class Places:
             dcp_rank=self.rank.dcp_rank,
             interleave=topology.interleave,
         )
-        batch = self._batch(self.tables, self._in_layout(flat))
+        slots = self._in_layout(flat)
+        own = slots[self.rank.pcp_rank * plan.padded :][: self.num_tokens]
+        batch = self._batch(self.tables, own)
         if topology.pcp == 1:
             return batch
         writes = np.zeros(plan.padded, np.bool_)
@@ -106,10 +108,14 @@ class Places:
         shard_lens = largest_shard(plan.batch.seq_lens, topology.dcp, topology.interleave)
         return replace(
             batch,
-            req=rows.req,
-            max_shard_lens=shard_lens[rows.req],
-            largest_shares=plan.partition.largest_share()[rows.req],
-            writes_kv=torch.tensor(writes, device=self.device),
+            gathered=GatheredSlots(
+                torch.tensor(slots, device=self.device), writes_kv=torch.tensor(writes, device=self.device)
+            ),
+            requests=WholeRequests(
+                rows.req,
+                max_shard_lens=shard_lens[rows.req],
+                largest_shares=plan.partition.largest_share()[rows.req],
+            ),
         )
 
     def window_batch(self) -> RankBatch:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from cpkit.batch import Batch
-from cpkit.builders.common import RankBatch, Shard, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, Shard, WholeRequests, rank_batch
 from cpkit.planner.layout import gather_layout
 from cpkit.planner.partition import partition_queries
 from cpkit.planner.rows import rank_rows
@@ -88,20 +88,20 @@ class Step:
 
     def rank_batch(self, pcp_rank, dcp_rank, device="cpu"):
         rows = self.rows[pcp_rank]
-        flat = self.flat_slots(dcp_rank)
-        alone = self.pcp_size == 1
+        alone, slots = self.pcp_size == 1, self.in_layout(self.flat_slots(dcp_rank))
+        own = slots[pcp_rank * self.layout.padded :][: rows.total_tokens]
         batch = rank_batch(
             rows.num_tokens,
             rows.seq_lens,
             self.tables[rows.req] if self.batch.num_reqs else np.zeros((len(rows.req), 1), int),
-            flat + [-1] * self.padding if alone else self.in_layout(flat),
+            own + [-1] * (self.padding if alone else 0),
             num_tokens=rows.total_tokens + (self.padding if alone else 0),
             is_prefilling=self.batch.is_prefilling[rows.req] if self.batch.num_reqs else [False],
             device=device,
         )
-        return batch if alone else replace(batch, **self.pcp_fields(pcp_rank, device))
+        return batch if alone else replace(batch, **self.pcp_fields(pcp_rank, slots, device))
 
-    def pcp_fields(self, pcp_rank, device):
+    def pcp_fields(self, pcp_rank, slots, device):
         rows = self.rows[pcp_rank]
         segments = self.partition.segments(pcp_rank)
         writes = np.zeros(self.layout.padded, bool)
@@ -111,21 +111,24 @@ class Step:
         empty = not self.batch.num_reqs
         return {
             "row_stride": torch.tensor(rows.stride.astype(np.int32), device=device),
-            "req": rows.req,
-            "max_shard_lens": np.zeros(1, int) if empty else np.array(held)[rows.req],
-            "largest_shares": np.zeros(1, int) if empty else shares[rows.req],
-            "writes_kv": torch.tensor(writes, device=device),
+            "gathered": GatheredSlots(
+                torch.tensor(slots, dtype=torch.int64, device=device), torch.tensor(writes, device=device)
+            ),
+            "requests": WholeRequests(
+                rows.req,
+                max_shard_lens=np.zeros(1, int) if empty else np.array(held)[rows.req],
+                largest_shares=np.zeros(1, int) if empty else shares[rows.req],
+            ),
         }
 
 
-class TwoPassComm:
+class TwoPassGather:
     """Ranks run one by one: a first pass collects what each sends, a second hands out all of it."""
 
     def __init__(self, size):
         self.size, self.sent, self.collecting = size, [], True
 
-    def all_gather(self, tensor, group):
-        assert group == "pcp"
+    def __call__(self, tensor):
         if self.collecting:
             self.sent.append(tensor.clone())
             return torch.full((self.size * len(tensor),), -7, dtype=tensor.dtype)
@@ -159,4 +162,4 @@ def all_equal(values):
     return all(value == values[0] for value in values)
 
 
-__all__ = ["BLOCK", "RankBatch", "Step", "TwoPassComm", "all_equal", "steps"]
+__all__ = ["BLOCK", "RankBatch", "Step", "TwoPassGather", "all_equal", "steps"]

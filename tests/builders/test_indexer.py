@@ -9,7 +9,7 @@ import torch
 from cpkit.builders.common import Shard, rank_batch
 from cpkit.builders.graphs import GraphSupport
 from cpkit.errors import PlanError
-from tests.builders.indexers import A100, BLACKWELL, HOPPER, batch, builder
+from tests.builders.indexers import A100, BLACKWELL, HOPPER, batch, builder, under_pcp
 
 
 def test_flat_decodes_on_every_path_to_them():
@@ -155,15 +155,14 @@ def test_ragged_native_rows_are_packed_from_the_left():
 def test_b85_an_idle_rank_enters_the_gather_and_has_no_work():
     entered = []
 
-    class Comm:
-        def all_gather(self, tensor, group):
-            entered.append((group, tensor.tolist()))
-            return torch.cat([tensor, torch.tensor([10, -1])])
+    def gather(own):
+        entered.append(own.tolist())
+        return torch.cat([own, torch.tensor([10, -1])])
 
-    one = builder(shard=Shard(pcp_size=2, pcp_rank=0), compress_ratio=2, comm=Comm())
-    idle = rank_batch([0], [0], [[7]], [-1, -1, 28, 29], num_tokens=0, is_prefilling=[True])
-    built = one.build(idle)
-    assert entered == [("pcp", [-1, -1])]
+    one = builder(shard=Shard(pcp_size=2, pcp_rank=0), compress_ratio=2, gather_slots=gather)
+    idle = rank_batch([0], [0], [[7]], [], is_prefilling=[True])
+    built = one.build(under_pcp(idle, [-1, -1, 28, 29]))
+    assert entered == [[-1, -1]]
     assert built.slot_mapping.tolist() == [-1, -1, 10, -1]
     assert (tuple(built.split), built.prefill, built.decode) == ((0, 0, 0, 0), None, None)
 
@@ -172,19 +171,18 @@ def test_b85_an_idle_rank_enters_the_gather_and_has_no_work():
 def test_a_pcp_rank_reads_its_own_segment(pcp_rank, own):
     sent = []
 
-    class Comm:
-        def all_gather(self, tensor, group):
-            sent.append(tensor.tolist())
-            return torch.cat([tensor, tensor])
+    def gather(own):
+        sent.append(own.tolist())
+        return torch.cat([own, own])
 
-    one = builder(shard=Shard(pcp_size=2, pcp_rank=pcp_rank), compress_ratio=2, comm=Comm())
-    one.build(rank_batch([2], [4], [[7]], [30, -1, 30, 31], num_tokens=2, is_prefilling=[True]))
+    one = builder(shard=Shard(pcp_size=2, pcp_rank=pcp_rank), compress_ratio=2, gather_slots=gather)
+    one.build(under_pcp(rank_batch([2], [4], [[7]], [-1, -1], is_prefilling=[True]), [30, -1, 30, 31]))
     assert sent == [own]
 
 
 def test_a_dummy_batch_under_pcp_and_dcp_has_a_request_a_row():
     shard = Shard(pcp_size=2, dcp_size=2, dcp_rank=1)
-    step = batch([4, 4], [4, 7], is_prefilling=[True, True])
+    step = under_pcp(batch([4, 4], [4, 7], is_prefilling=[True, True]), [0] * 16)
     chunk = builder(shard=shard).build(step).prefill.chunks[0]
     assert chunk.gather.shard_keys.tolist() == [2, 4]
     assert chunk.key_start.tolist() == [0] * 4 + [4] * 4
@@ -194,7 +192,7 @@ def test_a_dummy_batch_under_pcp_and_dcp_has_a_request_a_row():
 def test_short_extends_are_prefills_under_pcp_alone():
     step = batch([1, 1], [9, 9], is_prefilling=[False, True])
     assert builder().build(step).split.num_decodes == 2
-    assert builder(shard=Shard(pcp_size=2)).build(step).split.num_decodes == 1
+    assert builder(shard=Shard(pcp_size=2)).build(under_pcp(step, [0] * 4)).split.num_decodes == 1
 
 
 def test_an_empty_decode_before_prefills():

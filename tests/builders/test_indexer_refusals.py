@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from cpkit.builders.common import RankBatch, Shard, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, Shard, WholeRequests, rank_batch
 from cpkit.errors import ConfigError, PlanError
-from tests.builders.indexers import batch, builder
+from tests.builders.indexers import batch, builder, under_pcp
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tests.builders.indexers import batch, builder
             {"compress_ratio": 2, "kernel_block_size": 3}, "kernel_block_size=3 does not divide", id="kernel-block"
         ),
         pytest.param(
-            {"compress_ratio": 2, "shard": Shard(pcp_size=2)}, "no comm: the ranks gather their slots", id="no-comm"
+            {"compress_ratio": 2, "shard": Shard(pcp_size=2)}, "no gather_slots: the slots of states", id="no-gather"
         ),
         pytest.param({"max_blocks": 0}, "max_blocks=0", id="no-blocks"),
         pytest.param({"kernel_block_size": 0}, "kernel_block_size=0", id="no-kernel-block"),
@@ -53,12 +53,6 @@ def test_places_that_do_not_exist():
         pytest.param({}, {"causal": False}, "an indexer scores the keys up to each query token", id="not-causal"),
         pytest.param({"seqs": 1}, {"query_lens": [1, 1], "seq_lens": [2, 2]}, "2 rows, but", id="too-many-rows"),
         pytest.param(
-            {"shard": Shard(pcp_size=2)},
-            {},
-            "needs is_prefilling for each of 1 rows, got none",
-            id="no-flags-under-pcp",
-        ),
-        pytest.param(
             {"workspace_tokens": 3, "shard": Shard(dcp_size=2, interleave=2)},
             {"query_lens": [9], "seq_lens": [9]},
             "no key span fits",
@@ -71,40 +65,46 @@ def test_batches_that_cannot_work(options, step, message):
         builder(**options).build(batch(**{"query_lens": [2], "seq_lens": [2], **step}))
 
 
+def test_flags_are_needed_under_pcp():
+    with pytest.raises(PlanError, match="needs is_prefilling for each of 1 rows, got none"):
+        builder(shard=Shard(pcp_size=2)).build(under_pcp(batch([2], [2]), [0] * 4))
+
+
 def test_rows_of_requests_need_sizes_of_whole_requests():
     one = builder(shard=Shard(pcp_size=2, dcp_size=2))
-    step = replace(batch([4, 4], [4, 12], is_prefilling=[True, True]), req=np.array([0, 0]))
-    with pytest.raises(PlanError, match="without max_shard_lens and largest_shares"):
-        one.build(step)
-    shares = {"largest_shares": np.array([8, 8])}
+    step = under_pcp(batch([4, 4], [4, 12], is_prefilling=[True, True]), [0] * 16)
+
+    def build(req, shard_lens, shares, of=step):
+        one.build(replace(of, requests=WholeRequests(np.array(req), np.array(shard_lens), np.array(shares))))
+
     with pytest.raises(PlanError, match="row 1 of request 0: largest shard 7 keys, but an earlier row"):
-        one.build(replace(step, max_shard_lens=np.array([6, 7]), **shares))
+        build([0, 0], [6, 7], [8, 8])
     with pytest.raises(
         PlanError, match="prefill row 1 sees 12 tokens, but the largest shard of its request is 5 tokens on 2"
     ):
-        one.build(replace(step, max_shard_lens=np.array([5, 5]), **shares))
+        build([0, 0], [5, 5], [8, 8])
     with pytest.raises(PlanError, match=r"request 0 has 8 query tokens on this rank, but its largest share .* is 7"):
-        one.build(replace(step, max_shard_lens=np.array([6, 6]), largest_shares=np.array([7, 7])))
-    sizes = {"max_shard_lens": np.array([6, 2, 6]), "largest_shares": np.array([8, 4, 8])}
-    apart = replace(batch([4, 4, 4], [4, 4, 12], is_prefilling=[True] * 3), req=np.array([0, 1, 0]), **sizes)
+        build([0, 0], [6, 6], [7, 7])
+    apart = under_pcp(batch([4, 4, 4], [4, 4, 12], is_prefilling=[True] * 3), [0] * 24)
     with pytest.raises(PlanError, match="adjacent"):
-        one.build(apart)
+        build([0, 1, 0], [6, 2, 6], [8, 4, 8], of=apart)
 
 
 def test_gathered_slots_have_a_segment_a_rank():
-    class Comm:
-        def all_gather(self, tensor, group):
-            raise AssertionError("refused before the collective")
+    def gather(own):
+        raise AssertionError("refused before the collective")
 
-    one = builder(shard=Shard(pcp_size=2), compress_ratio=2, comm=Comm())
+    one = builder(shard=Shard(pcp_size=2), compress_ratio=2, gather_slots=gather)
+    step = rank_batch([1], [2], [[7]], [0], is_prefilling=[True])
+    with pytest.raises(PlanError, match="without gathered slots for 2 PCP ranks"):
+        one.build(step)
     with pytest.raises(PlanError, match="3 gathered slots for 2 PCP ranks"):
-        one.build(rank_batch([1], [2], [[7]], [0, 0, 0], num_tokens=1, is_prefilling=[True]))
-    both = builder(shard=Shard(pcp_size=2, dcp_size=2, interleave=2), compress_ratio=2, comm=Comm())
+        one.build(under_pcp(step, [0, 0, 0]))
+    both = builder(shard=Shard(pcp_size=2, dcp_size=2, interleave=2), compress_ratio=2, gather_slots=gather)
     with pytest.raises(PlanError, match="without writes_kv"):
-        both.build(rank_batch([1], [2], [[7]], [0, 0], num_tokens=1, is_prefilling=[True]))
-    step = rank_batch([2], [2], [[7]], [0] * 6, num_tokens=2, is_prefilling=[True])
+        both.build(under_pcp(step, [0, 0]))
     with pytest.raises(PlanError, match="writes_kv has 2 entries for a segment of 3 tokens"):
-        both.build(replace(step, writes_kv=torch.tensor([True, True])))
+        both.build(under_pcp(step, [0] * 6, writes_kv=[True, True]))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,16 @@ def test_gathered_slots_have_a_segment_a_rank():
         pytest.param({"max_seq_lens": np.array([1])}, "row 0: seq_len 1 with 2 query tokens", id="below-queries"),
         pytest.param({"is_prefilling": np.array([True, True])}, "is_prefilling has 2 entries for 1 rows", id="flags"),
         pytest.param({"positions": torch.zeros(1, dtype=torch.int64)}, "1 positions for 2 query", id="positions"),
-        pytest.param({"req": np.array([0, 0])}, "req has 2 entries for 1 rows", id="requests"),
+        pytest.param(
+            {"requests": WholeRequests(np.array([0, 0]), np.array([5]), np.array([2]))},
+            "req has 2 entries for 1 rows",
+            id="requests",
+        ),
+        pytest.param(
+            {"gathered": GatheredSlots(torch.zeros(4, dtype=torch.int32))},
+            "gathered slot_mapping is int32",
+            id="gathered-32-bit",
+        ),
     ],
 )
 def test_batches_whose_parts_contradict_each_other(fields, message):

@@ -10,7 +10,7 @@ from cpkit.budget import Budget
 from cpkit.builders.chip import Chip
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from tests import oracles
-from tests.builders.steps import BLOCK, TwoPassComm, all_equal, steps
+from tests.builders.steps import BLOCK, TwoPassGather, all_equal, steps
 
 CHIPS = {
     "per-token": Chip("cuda", family=100, num_workers=5),
@@ -25,7 +25,7 @@ def limits(step):
     return max(10, turn), max(40, turn)
 
 
-def builder(step, pcp_rank, dcp_rank, *, comm=None, chip=CHIPS["native"]):
+def builder(step, pcp_rank, dcp_rank, *, gather_slots=None, chip=CHIPS["native"]):
     workspace, logits = limits(step)
     budget = Budget(
         workspace_tokens=workspace * step.ratio,
@@ -42,20 +42,20 @@ def builder(step, pcp_rank, dcp_rank, *, comm=None, chip=CHIPS["native"]):
         max_blocks=max(step.tables.shape[1], 1),
         compress_ratio=step.ratio,
     )
-    return IndexerBuilder(config, comm=comm)
+    return IndexerBuilder(config, gather_slots=gather_slots)
 
 
 def build_all(step, **options):
     """{(pcp_rank, dcp_rank): metadata}, every rank's build run one by one, twice where they exchange slots."""
     built = {}
     for dcp_rank in range(step.dcp_size):
-        comm = TwoPassComm(step.pcp_size)
-        builders = [builder(step, rank, dcp_rank, comm=comm, **options) for rank in range(step.pcp_size)]
+        gather = TwoPassGather(step.pcp_size)
+        builders = [builder(step, rank, dcp_rank, gather_slots=gather, **options) for rank in range(step.pcp_size)]
         batches = [step.rank_batch(rank, dcp_rank) for rank in range(step.pcp_size)]
         if step.pcp_size > 1 and step.ratio > 1:
             for one, batch in zip(builders, batches, strict=True):
                 one.build(batch)
-            comm.collecting = False
+            gather.collecting = False
         for rank, (one, batch) in enumerate(zip(builders, batches, strict=True)):
             built[rank, dcp_rank] = one.build(batch)
     return built

@@ -106,18 +106,17 @@ def test_compressed_keys_under_dcp_are_refused_upstream():
 def test_compressed_slots_are_gathered_under_pcp():
     sent = []
 
-    class Comm:
-        def all_gather(self, tensor, group):
-            sent.append((group, tensor.tolist()))
-            return torch.cat([torch.tensor([70, -1]), tensor])
+    def gather(own):
+        sent.append(own.tolist())
+        return torch.cat([torch.tensor([70, -1]), own])
 
     config = engine(pcp=2, drafts=0)
     batch = step([1], [4], slots=[-1, -1, 9, -1], num_tokens=1)
     batch.is_prefilling = torch.tensor([False])
-    built = upstream(config, ratio=2, pcp_rank=1, comm=Comm()).build(0, batch)
-    assert sent == [("pcp", [1 * 2 + 1, -1])]
+    built = upstream(config, ratio=2, pcp_rank=1, gather_slots=gather).build(0, batch)
+    assert sent == [[1 * 2 + 1, -1]]
     assert built.slot_mapping.tolist() == [70, -1, 3, -1]
-    with pytest.raises(ConfigError, match="no comm"):
+    with pytest.raises(ConfigError, match="no gather_slots"):
         upstream(config, ratio=2).build(0, batch)
 
 

@@ -16,23 +16,13 @@ import torch
 
 from cpkit.budget import Budget
 from cpkit.builders.chip import Chip, chip_of
-from cpkit.builders.common import RankBatch, Shard, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, Shard, rank_batch
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from cpkit.builders.kpool import KpoolBuilder, KpoolConfig
 from cpkit.builders.swa import SwaBuilder, SwaConfig
 
 BLOCK, WIDTH, ROWS, TOKENS = 16, 80, 24, 256
 CHIPS = {family: Chip("cuda", family=family, num_workers=132) for family in (80, 90, 100)}
-
-
-class OneRank:
-    """All PCP ranks send what this one sends."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def all_gather(self, tensor: torch.Tensor, group: str) -> torch.Tensor:
-        return torch.cat([tensor] * self.size)
 
 
 def tensors_of(value: object) -> dict[str, torch.Tensor]:
@@ -65,8 +55,7 @@ def random_batch(
         query_lens,
         seq_lens,
         np.array([[rng.randint(1, 999) for _ in range(WIDTH)] for _ in query_lens]),
-        slots * pcp_size,
-        num_tokens=len(slots),
+        slots,
         is_prefilling=[new > 1 + drafts for new in query_lens],
         positions=positions + [0] * padding,
         device=device,
@@ -74,7 +63,8 @@ def random_batch(
     if pcp_size == 1:
         return batch
     writes = torch.tensor([True] * total + [False] * padding, device=device)
-    return dataclasses.replace(batch, writes_kv=writes)
+    gathered = GatheredSlots(torch.tensor(slots * pcp_size, device=device), writes)
+    return dataclasses.replace(batch, gathered=gathered)
 
 
 def budget(drafts: int) -> Budget:
@@ -92,7 +82,8 @@ def indexer(
 ) -> IndexerBuilder:
     entry = BLOCK // max(ratio // 2, 1)
     config = IndexerConfig(budget(drafts), chip, shard, BLOCK, WIDTH, ratio, kernel_block_size=entry, adaptive=adaptive)
-    return IndexerBuilder(config, device=device, comm=OneRank(shard.pcp_size))
+    # all PCP ranks send what this one sends
+    return IndexerBuilder(config, device=device, gather_slots=lambda own: own.repeat(shard.pcp_size))
 
 
 def windows(device: str, drafts: int) -> SwaBuilder:

@@ -25,8 +25,13 @@ def test_every_token_is_written_once_in_the_layout(shard):
     batch = Batch.from_lens([12, 7], [2, 7], [10, 7], block_tables=[[3], [5]])
     ranks = places_of(case, batch)
     assert [one.num_known for one in ranks] == [2 * (shard is False)] * 2
-    slots = ranks[0].batch().slot_mapping.tolist()
-    assert slots == ranks[1].batch().slot_mapping.tolist()
+    batches = [one.batch() for one in ranks]
+    slots = batches[0].gathered.slot_mapping.tolist()
+    assert slots == batches[1].gathered.slot_mapping.tolist()
+    segments = [slots[: len(slots) // 2], slots[len(slots) // 2 :]]
+    for one, batch, segment in zip(ranks, batches, segments, strict=True):
+        assert batch.slot_mapping.tolist() == segment[: one.num_tokens]
+        assert set(segment[one.num_tokens :]) <= {-1}
     written = sorted(slot for slot in slots if slot >= 0)
     assert written == [3 * 64 + 10, 3 * 64 + 11] + [5 * 64 + at for at in range(7)]
     assert sorted(slot for slot in ranks[0].window_writes().tolist() if slot >= 0) == written
