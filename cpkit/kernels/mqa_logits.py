@@ -105,9 +105,14 @@ def mqa_logits(
     """
     check_backend("mqa_logits", backend, BACKENDS, compiled=_mqa_logits_kernel, device=q.device)
     if backend == "triton":
-        _check_sizes(q)
-    out = _check(q, k, k_scale, weights, key_start, key_end, outside, out)
+        check_sizes(q)
+    check_operands(q, k, k_scale, weights, key_start, key_end)
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
+    if outside not in ("unwritten", "-inf"):
+        raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
+    if out is None:
+        out = torch.empty(M, N, dtype=torch.float32, device=q.device)
+    check_tensor("out", out, torch.float32, (M, N), q.device)
     if outside == "-inf":
         out.fill_(float("-inf"))
     if M == 0 or N == 0:
@@ -132,7 +137,7 @@ def mqa_logits_sizes(num_heads: int) -> dict[str, int]:
     return {"ROWS": 128 // num_heads, "BLOCK_N": 128, "CHUNK": 4096}
 
 
-def _check_sizes(q: torch.Tensor) -> None:
+def check_sizes(q: torch.Tensor) -> None:
     """What the kernels are written for."""
     check_tensor("q", q, torch.float8_e4m3fn, (None, None, None), q.device)
     _, H, D = q.shape
@@ -147,16 +152,15 @@ def _check_sizes(q: torch.Tensor) -> None:
         raise PlanError(f"q has strides {q.stride()}: the heads of a token must lie side by side; call .contiguous()")
 
 
-def _check(
+def check_operands(
     q: torch.Tensor,
     k: torch.Tensor,
     k_scale: torch.Tensor,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
-    outside: Outside,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
+) -> None:
+    """Raise PlanError unless the operands fit each other."""
     M, N, device = q.shape[0], k.shape[0], q.device
     check_tensor("q", q, torch.float8_e4m3fn, (M, None, None), device)
     _, H, D = q.shape
@@ -167,11 +171,5 @@ def _check(
     check_tensor("key_end", key_end, torch.int32, (M,), device)
     if device.type == "cpu":
         check_ranges(key_start, key_end)
-    if outside not in ("unwritten", "-inf"):
-        raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
     if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile
         raise PlanError(f"M={M}, H={H}, N={N}: rows times heads and keys must stay below 2^31; split the chunk")
-    if out is None:
-        return torch.empty(M, N, dtype=torch.float32, device=device)
-    check_tensor("out", out, torch.float32, (M, N), device)
-    return out

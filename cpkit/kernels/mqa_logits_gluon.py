@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.errors import PlanError
+from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
 
 D = gl.constexpr(128)
 COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
@@ -35,46 +36,34 @@ NUM_K = gl.constexpr(6)  # key tiles in shared memory
 _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in newer Triton; in 3.6
 
 
-@gluon.constexpr_function
-def _owner_layout(H):
-    """[keys, rows, 4 parts of the head sum]: a thread owns all parts of its sums, lanes of a quad own other sums."""
-    if H == 64:
-        registers, quad = [[0, 0, 1], [0, 0, 2]], [[0, 1, 0], [8, 0, 0]]
-    else:
-        registers, quad = [[0, 0, 1], [0, 0, 2], [8, 0, 0]], [[0, 1, 0], [0, 2, 0]]
-    lanes = [*quad, [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0, 0], [32, 0, 0]], [], [64, 128 // H, 4])
+@gluon.jit
+def _logits(scores, half_weights, scale, key, start, end, H: gl.constexpr):
+    """[keys, rows] logits of a tile, the positions of its keys, and which of them lie in the rows' ranges."""
+    logits = weighted_head_sums(scores, half_weights, H) * gl.expand_dims(scale, 1)
+    keys = gl.expand_dims(key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, logits.type.layout)), 1)
+    return logits, keys, (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
 
 
 @gluon.jit
-def _halves(x, LEAVES: gl.constexpr):
-    """[keys, rows, 4, LEAVES] -> LEAVES tensors [keys, rows, 4]."""
-    if LEAVES == 1:
-        return (x.reshape(x.shape[:-1]),)
-    else:
-        left, right = x.reshape([x.shape[0], x.shape[1], x.shape[2], LEAVES // 2, 2]).split()
-        return _halves(left, LEAVES // 2) + _halves(right, LEAVES // 2)
+def _count_passing(logits, keys, allowed, rows, bounds, sink):
+    """Which logits pass their row's bound, and the places that its counter gives them, on their way when this returns.
+
+    A key comes before or at the bound if it scores more, or the same at no higher a position.
+    """
+    score, last_key = bounds
+    score = gl.expand_dims(score, 0)
+    passes = allowed & ((logits > score) | ((logits == score) & (keys <= gl.expand_dims(last_key, 0))))
+    counters = gl.expand_dims(sink[3] + rows, 0) + keys * 0
+    return passes, gl.atomic_add(counters, passes.to(gl.int32), mask=passes, sem="relaxed")
 
 
 @gluon.jit
-def _thread_columns(x, H: gl.constexpr):
-    """[keys, columns] -> H / 4 tensors [keys, rows, 4]: the columns of a row that a lane of the quad holds."""
-    even, odd = x.reshape([BLOCK_N, COLS // H, H // 8, 4, 2]).permute((0, 1, 3, 2, 4)).split()
-    return _halves(even, H // 8) + _halves(odd, H // 8)
-
-
-@gluon.jit
-def _reduce_and_store(scores, half_weights, scale, key, row_out, start, end, H: gl.constexpr):
-    """x + |x| is 2 max(x, 0) exactly, and runs on the units of the multiply-adds, which are twice as many."""
-    xs = _thread_columns(scores, H)
-    ws = _thread_columns(gl.expand_dims(half_weights, 0).broadcast_to([BLOCK_N, COLS]), H)
-    parts = (xs[0] + gl.abs(xs[0])) * ws[0]
-    for i in gl.static_range(1, H // 4):
-        parts = gl.fma(xs[i] + gl.abs(xs[i]), ws[i], parts)
-    total = gl.sum(gl.convert_layout(parts, _owner_layout(H)), axis=2) * gl.expand_dims(scale, 1)
-    keys = gl.expand_dims(key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, total.type.layout)), 1)
-    allowed = (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
-    gl.store(gl.expand_dims(row_out, 0) + keys, total, mask=allowed)
+def _list_passing(logits, keys, passes, place, rows, sink):
+    """Put (score bits << 32 | position) at its place in the row's list; what does not fit has only been counted."""
+    _, _, survivors, _, room = sink
+    entry = (logits.to(gl.int32, bitcast=True).to(gl.int64) << 32) | keys.to(gl.int64)
+    row_list = gl.expand_dims(survivors + rows.to(gl.int64) * room, 0)
+    gl.store(row_list + place, entry, mask=passes & (place < room))
 
 
 @gluon.jit
@@ -118,24 +107,29 @@ def _load_partition(q_desc, k_desc, work, buffers, H: gl.constexpr):
 
 @gluon.jit
 def _row_inputs(rows, weight_rows, heads, tensors, work):
-    """Of one column group: its weights by column, halved, and each row's range and place in the output."""
-    _, weights, out, w_stride, out_stride = tensors
+    """Of one column group: its weights by column, halved, and each row's range."""
+    _, weights, w_stride = tensors
     key_start, key_end, M, _, _, _, _ = work
     w = gl.load(weights + weight_rows.to(gl.int64) * w_stride + heads, mask=weight_rows < M, other=0.0) * 0.5
     start = gl.load(key_start + rows, mask=rows < M, other=0)
-    end = gl.load(key_end + rows, mask=rows < M, other=0)
-    return w, start, end, out + rows.to(gl.int64) * out_stride
+    return w, start, gl.load(key_end + rows, mask=rows < M, other=0)
 
 
 @gluon.jit
-def _score_partition(tensors, work, buffers, H: gl.constexpr, SCORER: gl.constexpr):
+def _row_bounds(rows, sink, M):
+    return gl.load(sink[0] + rows, mask=rows < M, other=0.0), gl.load(sink[1] + rows, mask=rows < M, other=0)
+
+
+@gluon.jit
+def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.constexpr, LIST: gl.constexpr):
     q_bufs, k_bufs, q_ready, q_free, k_ready, k_free = buffers
     k_scale = tensors[0]
+    M = work[2]
     N = work[3]
     num_items = work[5]
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
-    owner: gl.constexpr = gl.SliceLayout(2, _owner_layout(H))
+    owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
     lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
     own_rows = SCORER * 2 * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, owner))
     cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, mma))
@@ -145,8 +139,16 @@ def _score_partition(tensors, work, buffers, H: gl.constexpr, SCORER: gl.constex
     tile = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         row, first, last = _item(item, work, H)
-        w0, start0, end0, out0 = _row_inputs(row + own_rows, row + col_rows, heads, tensors, work)
-        w1, start1, end1, out1 = _row_inputs(row + Q + own_rows, row + Q + col_rows, heads, tensors, work)
+        rows0 = row + own_rows
+        rows1 = row + Q + own_rows
+        w0, start0, end0 = _row_inputs(rows0, row + col_rows, heads, tensors, work)
+        w1, start1, end1 = _row_inputs(rows1, row + Q + col_rows, heads, tensors, work)
+        if LIST:
+            bounds0 = _row_bounds(rows0, sink, M)
+            bounds1 = _row_bounds(rows1, sink, M)
+        else:
+            out0 = sink[0] + rows0.to(gl.int64) * sink[1]
+            out1 = sink[0] + rows1.to(gl.int64) * sink[1]
         if first < last:
             start0 = gl.maximum(start0, first)
             start1 = gl.maximum(start1, first)
@@ -158,6 +160,13 @@ def _score_partition(tensors, work, buffers, H: gl.constexpr, SCORER: gl.constex
             q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
             acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
             acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
+            if LIST:  # places of a tile's logits arrive while the next tile is scored
+                logits0 = gl.zeros([BLOCK_N, Q], gl.float32, owner)
+                logits1 = logits0
+                place0 = gl.zeros([BLOCK_N, Q], gl.int32, owner)
+                place1 = place0
+                passes0 = place0 != 0
+                passes1 = passes0
             for key in range(first, last, BLOCK_N):
                 stage = tile % NUM_K
                 scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
@@ -165,21 +174,35 @@ def _score_partition(tensors, work, buffers, H: gl.constexpr, SCORER: gl.constex
                 run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
                 run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
                 acc0 = warpgroup_mma_wait(1, deps=(run0,))
-                _reduce_and_store(acc0, w0, scale, key, out0, start0, end0, H)
+                logits, keys, allowed = _logits(acc0, w0, scale, key, start0, end0, H)
+                if LIST:
+                    _list_passing(logits0, keys - BLOCK_N, passes0, place0, rows0, sink)
+                    logits0 = logits
+                    passes0, place0 = _count_passing(logits, keys, allowed, rows0, bounds0, sink)
+                else:
+                    gl.store(gl.expand_dims(out0, 0) + keys, logits, mask=allowed)
                 # Nothing of run1 may cross into the next turn of the loop: ptxas would then wait after every wgmma.
                 acc1 = warpgroup_mma_wait(0, deps=(run1,))
                 mbarrier.arrive(k_free.index(stage), count=1)
-                _reduce_and_store(acc1, w1, scale, key, out1, start1, end1, H)
+                logits, keys, allowed = _logits(acc1, w1, scale, key, start1, end1, H)
+                if LIST:
+                    _list_passing(logits1, keys - BLOCK_N, passes1, place1, rows1, sink)
+                    logits1 = logits
+                    passes1, place1 = _count_passing(logits, keys, allowed, rows1, bounds1, sink)
+                else:
+                    gl.store(gl.expand_dims(out1, 0) + keys, logits, mask=allowed)
                 tile += 1
+            if LIST:
+                past = first + gl.cdiv(last - first, BLOCK_N) * BLOCK_N - BLOCK_N  # the last tile
+                keys = gl.expand_dims(past + lanes, 1)
+                _list_passing(logits0, keys, passes0, place0, rows0, sink)
+                _list_passing(logits1, keys, passes1, place1, rows1, sink)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
 
 
 @gluon.jit
-def _mqa_logits_hopper_kernel(
-    q_desc, k_desc, k_scale, weights, key_start, key_end, out, M, N, w_stride, out_stride, num_items, chunk_keys,
-    H: gl.constexpr,
-):  # fmt: skip
+def _score(q_desc, k_desc, tensors, work, sink, H: gl.constexpr, LIST: gl.constexpr):
     q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q * GROUPS, COLS, D], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(k_desc.dtype, [NUM_K, BLOCK_N, D], k_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [NUM_Q, 1], mbarrier.MBarrierLayout())
@@ -192,18 +215,35 @@ def _mqa_logits_hopper_kernel(
     for i in gl.static_range(NUM_K):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
-    tensors = (k_scale, weights, out, w_stride, out_stride)
-    work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
     buffers = (q_bufs, k_bufs, q_ready, q_free, k_ready, k_free)
     gl.warp_specialize(
         [
-            (_score_partition, (tensors, work, buffers, H, 0)),
-            (_score_partition, (tensors, work, buffers, H, 1)),
+            (_score_partition, (tensors, work, sink, buffers, H, 0, LIST)),
+            (_score_partition, (tensors, work, sink, buffers, H, 1, LIST)),
             (_load_partition, (q_desc, k_desc, work, buffers, H)),
         ],
         [4, 1],
         [240, 24],
     )
+
+
+@gluon.jit
+def _mqa_logits_hopper_kernel(
+    q_desc, k_desc, k_scale, weights, key_start, key_end, out, M, N, w_stride, out_stride, num_items, chunk_keys,
+    H: gl.constexpr,
+):  # fmt: skip
+    work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
+    _score(q_desc, k_desc, (k_scale, weights, w_stride), work, (out, out_stride), H, False)
+
+
+@gluon.jit
+def _mqa_survivors_hopper_kernel(
+    q_desc, k_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts, M, N, w_stride,
+    room, num_items, chunk_keys, H: gl.constexpr,
+):  # fmt: skip
+    work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
+    sink = (bound_score, bound_key, survivors, counts, room)
+    _score(q_desc, k_desc, (k_scale, weights, w_stride), work, sink, H, True)
 
 
 def mqa_logits_hopper(
@@ -216,6 +256,39 @@ def mqa_logits_hopper(
     out: torch.Tensor,
 ) -> None:
     """Write the logits; arguments as mqa_logits checked them, M and N at least 1."""
+    grid, descriptors, items = _launch_of(q, k)
+    sizes = (q.shape[0], k.shape[0], weights.stride(0), out.stride(0), *items)
+    _mqa_logits_hopper_kernel[grid](
+        *descriptors, k_scale, weights, key_start, key_end, out, *sizes, H=q.shape[1], num_warps=4, maxnreg=168
+    )
+
+
+def mqa_survivors_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    bounds: tuple[torch.Tensor, torch.Tensor],
+    survivors: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """List the logits that pass each row's bound instead of writing all: the same logits, bit for bit.
+
+    bounds: score [M] fp32 and last key [M] int32. survivors: [M, room] int64 takes (score bits << 32 | key) in no
+    order; counts: [M] int32, zeros before, says how many passed, also where they did not fit.
+    """
+    grid, descriptors, items = _launch_of(q, k)
+    sizes = (q.shape[0], k.shape[0], weights.stride(0), survivors.stride(0), *items)
+    _mqa_survivors_hopper_kernel[grid](
+        *descriptors, k_scale, weights, key_start, key_end, *bounds, survivors, counts, *sizes, H=q.shape[1],
+        num_warps=4, maxnreg=168,
+    )  # fmt: skip
+
+
+def _launch_of(q: torch.Tensor, k: torch.Tensor) -> tuple[tuple[int], tuple[TensorDescriptor, ...], tuple[int, int]]:
+    """Grid, descriptors of q and k, and (number of items, keys of an item)."""
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if k.stride(0) % 16 or k.data_ptr() % 16:
         raise PlanError(
@@ -229,10 +302,7 @@ def mqa_logits_hopper(
     num_blocks = triton.cdiv(M * H, GROUPS.value * COLS.value)
     chunk_keys = choose_chunk(M, N, num_blocks, sms)
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
-    sizes = (M, N, weights.stride(0), out.stride(0), num_items, chunk_keys)
-    _mqa_logits_hopper_kernel[(min(sms, num_items),)](
-        q_desc, k_desc, k_scale, weights, key_start, key_end, out, *sizes, H=H, num_warps=4, maxnreg=168
-    )  # fmt: skip
+    return (min(sms, num_items),), (q_desc, k_desc), (num_items, chunk_keys)
 
 
 def choose_chunk(num_rows: int, num_keys: int, num_blocks: int, sms: int) -> int:

@@ -1,4 +1,4 @@
-"""Indexer kernels: logits for 32 and 64 heads, portable and Hopper, and top-k for every k and both sizes of row."""
+"""Indexer kernels: logits for 32 and 64 heads, portable and Hopper, and top-k for every k."""
 
 from cpkit.kernels import mqa_logits, topk
 from cpkit.kernels import mqa_logits_gluon as hopper
@@ -21,6 +21,7 @@ def _logits_entries() -> list[KernelEntry]:
     portable = {"q": "*fp8e4nv", "k": "*fp8e4nv", "q_stride": "i64", "k_stride": "i64", **common}
     tma = {"q_desc": f"tensordesc<fp8e4nv[128,128],{_TILE}>", "k_desc": f"tensordesc<fp8e4nv[64,128],{_TILE}>"}
     tma |= {**common, "num_items": "i32", "chunk_keys": "i32"}
+    tma |= {"bound_score": "*fp32", "bound_key": "*i32", "survivors": "*i64", "counts": "*i32", "room": "i32"}
     entries = []
     for H in mqa_logits.NUM_HEADS:
         sizes = {"H": H, **mqa_logits.mqa_logits_sizes(H)}
@@ -29,22 +30,14 @@ def _logits_entries() -> list[KernelEntry]:
         kernel, options = hopper._mqa_logits_hopper_kernel, {"num_warps": 4, "maxnreg": 168}
         # wgmma is an instruction of sm_90 alone
         entries.append(KernelEntry(f"mqa_logits_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",)))
+        kernel = hopper._mqa_survivors_hopper_kernel
+        entries.append(KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",)))
     return entries
 
 
 def _topk_entries() -> list[KernelEntry]:
-    rows = {"logits": "*fp32", "key_start": "*i32", "key_end": "*i32", "out": "*i32", "is_open": "*i8"}
-    rows |= {"M": "i32", "N": "i32", "row_stride": "i64"}
-    slots = {**rows, "slots": "*i64", "packed": "*i64"}
-    exact_options, options = {"num_warps": topk.NUM_WARPS}, {"num_warps": topk.NUM_WARPS, "maxnreg": 64}
-    entries = []
-    for k in topk.TOPK:
-        for num_keys, spill in ((131072, 256), (1 << 20, 576)):  # 64 registers: two programs share a multiprocessor
-            sizes = {"K": k, **topk.topk_sizes(num_keys)}
-            name = f"topk-k{k}-{num_keys}"
-            entries.append(KernelEntry(name, topk._topk_kernel, slots, sizes, options, spill_bytes=spill))
-        sizes = {"K": k, "BLOCK": topk.EXACT_BLOCK}
-        entries.append(
-            KernelEntry(f"topk_exact-k{k}", topk._topk_exact_kernel, rows, sizes, exact_options, spill_bytes=128)
-        )
-    return entries
+    types = {"logits": "*fp32", "key_start": "*i32", "key_end": "*i32", "out": "*i32", "N": "i32"}
+    types |= {"row_stride": "i64", "out_stride": "i64"}
+    options = {"num_warps": topk.NUM_WARPS}
+    kernel, sizes = topk._topk_kernel, {"BLOCK": topk.BLOCK}
+    return [KernelEntry(f"topk-k{k}", kernel, types, {"K": k, **sizes}, options, spill_bytes=128) for k in topk.TOPK]

@@ -1,0 +1,197 @@
+"""Top-k of indexer logits that are never all in memory: which keys each query token keeps, in O(M k) bytes.
+
+    indexer_topk(q, k, k_scale, weights, key_start, key_end, num_kept)      the same keys as topk(mqa_logits(...), ...)
+
+Operands as mqa_logits takes them; result as topk gives it: [M, num_kept] int32, positions counted from key_start, -1
+behind the last. The selection is that of the same backend's own logits, bit for bit.
+
+How it is done on Hopper, for 131,072 keys and num_kept = 2,048:
+
+    every 48th key    -> logits -> a bound for each row that 76 of its samples pass: more than 2,048 keys do, fewer than
+                                   6,016, but for a few rows in a million
+    all keys          -> logits -> those that pass go to the row's list, the others nowhere
+    lists             -> the 2,048 best
+
+A key passes by (score, position), so equal scores do no harm; samples lie at hashed places of equal strata, so no order
+of keys does. Rows with too few or too many in their list are counted, the host reads the count, and for them alone
+logits are written, some rows at a time. Elsewhere than on Hopper, and where a row's list would be no smaller than its
+logits, all rows go this way.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from cpkit.errors import ConfigError
+from cpkit.kernels.backends import BACKENDS, check_backend
+from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_operands, check_sizes, mqa_logits, mqa_logits_reference
+from cpkit.kernels.topk import TOPK, topk, topk_reference
+from cpkit.kernels.topk_cuda import CAPACITY, launch
+
+WORKSPACE_BYTES = 200_000_000
+"""Most memory that lists or logits take at once."""
+SAMPLE_STRIDE = 48
+ROOM = 6016
+"""Places in a row's list, while samples are at most SAMPLE_STRIDE keys apart: 4,096 lists take 197 MB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """What mqa_logits scores, with the ranges of its rows."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    k_scale: torch.Tensor
+    weights: torch.Tensor
+    key_start: torch.Tensor
+    key_end: torch.Tensor
+
+    def rows(self, some: slice | torch.Tensor) -> "Operands":
+        """The same keys for some of the rows."""
+        q = self.q.view(torch.uint8)[some].view(self.q.dtype)  # torch gathers no fp8
+        return Operands(q, self.k, self.k_scale, self.weights[some], self.key_start[some], self.key_end[some])
+
+    def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the order of mqa_logits."""
+        return self.q, self.k, self.k_scale, self.weights, self.key_start, self.key_end
+
+
+def indexer_topk_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    num_kept: int,
+) -> torch.Tensor:
+    logits = mqa_logits_reference(q, k, k_scale, weights, key_start, key_end)
+    return topk_reference(logits, key_start, key_end, num_kept)
+
+
+def indexer_topk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    weights: torch.Tensor,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    num_kept: int,
+    *,
+    out: torch.Tensor | None = None,
+    backend: str = "triton",
+    workspace_bytes: int = WORKSPACE_BYTES,
+) -> torch.Tensor:
+    """Select on the operands' device; on Hopper the host waits for it once. Raises ConfigError for what a backend is
+    not built for, PlanError for operands that do not fit.
+    """
+    check_backend("indexer_topk", backend, BACKENDS, compiled=_mqa_logits_kernel, device=q.device)
+    check_positive(num_kept=num_kept, workspace_bytes=workspace_bytes)
+    if backend == "triton":
+        check_sizes(q)
+        if num_kept not in TOPK:
+            raise ConfigError(f"num_kept={num_kept}: backend='triton' keeps {TOPK} keys; backend='torch' any number")
+    operands = Operands(q, k, k_scale, weights, key_start, key_end)
+    check_operands(*operands.all())
+    M, N = q.shape[0], k.shape[0]
+    if out is None:
+        out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
+    check_tensor("out", out, torch.int32, (M, num_kept), q.device)
+    hopper = q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
+    if backend == "triton" and hopper and M and 8 * list_sizes(N)[1] < 4 * N:
+        close_open_rows(operands, out, launch_listed(operands, out, workspace_bytes), workspace_bytes)
+    else:
+        for part in split_rows(M, 4 * N, workspace_bytes):
+            _select_written(operands, part, out, backend)
+    return out
+
+
+def list_sizes(num_keys: int) -> tuple[int, int]:
+    """Distance of samples, at most 8,192 of which a block can sort, and places in a row's list.
+
+    131,072 keys -> 48, 6,016;  1,048,576 -> 128, 8,192
+    """
+    stride = max(SAMPLE_STRIDE, -(-num_keys // CAPACITY))
+    return stride, ROOM if stride == SAMPLE_STRIDE else CAPACITY
+
+
+def split_rows(num_rows: int, row_bytes: int, workspace_bytes: int) -> list[slice]:
+    """Equal parts of the rows, a multiple of 8 each but the last, that fit the workspace; 8 rows at the least.
+
+    20 rows of 100 bytes in 1,700 bytes -> 0 .. 16, 16 .. 20
+    """
+    fitting = max(workspace_bytes // max(row_bytes, 1) // 8 * 8, 8)
+    num_parts = -(-num_rows // fitting)
+    rows = -(-num_rows // max(num_parts, 1) // 8) * 8 if num_parts else 8
+    return [slice(first, min(first + rows, num_rows)) for first in range(0, num_rows, rows)]
+
+
+def _select_written(operands: Operands, part: slice | torch.Tensor, out: torch.Tensor, backend: str) -> None:
+    """Some rows by their logits."""
+    rows = operands.rows(part)
+    logits = mqa_logits(*rows.all(), backend=backend)
+    out[part] = topk(logits, rows.key_start, rows.key_end, out.shape[1], backend=backend)
+
+
+def launch_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -> list[torch.Tensor]:
+    """Select all rows by lists of the keys that pass their bounds. Nothing waits: a CUDA graph may capture it.
+
+    Returns for each part of the rows [1 + rows] int32: how many are left open, and which, counted within the part.
+    """
+    M, N = operands.q.shape[0], operands.k.shape[0]
+    stride, room = list_sizes(N)
+    parts = split_rows(M, 8 * room, workspace_bytes)
+    positions = sample_positions(N, stride, operands.q.device)
+    sample_k = operands.k.view(torch.uint8)[positions].view(operands.k.dtype)
+    samples = (positions, sample_k, operands.k_scale[positions])
+    lists = torch.empty(parts[0].stop, room, dtype=torch.int64, device=out.device)
+    open_rows = torch.zeros(len(parts), 1 + len(lists), dtype=torch.int32, device=out.device)
+    for part, left in zip(parts, open_rows, strict=True):
+        rows = operands.rows(part)
+        _list_and_select(rows, samples, lists[: len(rows.q)], out[part], left)
+    return list(open_rows)
+
+
+def close_open_rows(operands: Operands, out: torch.Tensor, open_rows: list[torch.Tensor], workspace_bytes: int) -> None:
+    """Select what launch_listed left open by logits. Waits for the device to learn how many rows there are."""
+    first = 0
+    for left, num_open in zip(open_rows, torch.stack(open_rows)[:, 0].tolist(), strict=True):
+        which = first + left[1 : 1 + num_open].long()
+        for some in split_rows(num_open, 4 * len(operands.k), workspace_bytes):
+            _select_written(operands, which[some], out, "triton")
+        first += len(left) - 1
+
+
+def _list_and_select(
+    rows: Operands, samples: tuple[torch.Tensor, ...], lists: torch.Tensor, out: torch.Tensor, open_rows: torch.Tensor
+) -> None:
+    """Bounds, lists and selection of one part of the rows; open_rows [1 + M]: how many are left open, and which."""
+    from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper, mqa_survivors_hopper
+
+    M, N, K, device, room = len(rows.q), len(rows.k), out.shape[1], out.device, lists.shape[1]
+    positions, sample_k, sample_scale = samples
+    start = torch.searchsorted(positions, rows.key_start, out_int32=True)
+    end = torch.searchsorted(positions, rows.key_end, out_int32=True)
+    score = torch.empty(M, dtype=torch.float32, device=device)
+    key = torch.empty(M, dtype=torch.int32, device=device)
+    counts = torch.zeros(M, dtype=torch.int32, device=device)
+    logits = lists.view(torch.float32)[:, : len(positions)]  # read before the lists are written
+    mqa_logits_hopper(rows.q, sample_k, sample_scale, rows.weights, start, end, logits)
+    ranges = (start, end, rows.key_start, rows.key_end)
+    launch("topk_bounds", M, device, logits, positions, *ranges, score, key, N, logits.stride(0), K, room)
+    mqa_survivors_hopper(*rows.all(), (score, key), lists, counts)
+    bounds = (rows.key_start, score, key)
+    launch("topk_survivors", M, device, lists, counts, *bounds, out, open_rows, N, out.stride(0), K, room)
+
+
+@lru_cache(maxsize=16)
+def sample_positions(num_keys: int, stride: int, device: torch.device) -> torch.Tensor:
+    """[keys / stride] int32, ascending: one key of each `stride`, at a hashed place.
+
+    num_keys=10, stride=4: one of 0 .. 3, one of 4 .. 7, one of 8 9
+    """
+    i = torch.arange(-(-num_keys // stride), device=device)
+    hashed = (i * 0x9E3779B1 & 0xFFFFFFFF) >> 16
+    return (i * stride + hashed % stride).clamp(max=num_keys - 1).int()

@@ -1,0 +1,152 @@
+"""Top-k without all logits in memory: the selection of topk(mqa_logits(...)), for every split of the rows."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from cpkit.errors import ConfigError, PlanError  # noqa: E402
+from cpkit.kernels.indexer_topk import (  # noqa: E402
+    indexer_topk,
+    indexer_topk_reference,
+    list_sizes,
+    sample_positions,
+    split_rows,
+)
+from cpkit.kernels.mqa_logits import mqa_logits  # noqa: E402
+from cpkit.kernels.topk import topk  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+NEEDS_HOPPER = pytest.mark.skipif(not HOPPER, reason="lists are made by a kernel of wgmma: it takes a Hopper GPU")
+INF = float("inf")
+
+
+def operands(M, N, H=32, seed=0, *, whole=True):
+    generator = torch.Generator(device=DEVICE).manual_seed(seed)
+
+    def draw(*shape):
+        if whole:
+            return torch.randint(-3, 4, shape, generator=generator, device=DEVICE).float()
+        return torch.randn(shape, generator=generator, device=DEVICE)
+
+    q, k = draw(M * H, 128).view(M, H, 128).to(torch.float8_e4m3fn), draw(N, 128).to(torch.float8_e4m3fn)
+    return q, k, 2.0 ** draw(N), draw(M, H)
+
+
+def ranges(*pairs):
+    starts, ends = zip(*pairs, strict=True)
+    return (torch.tensor(bounds, dtype=torch.int32, device=DEVICE) for bounds in (starts, ends))
+
+
+def causal(M, N):
+    return ranges(*((0, N - M + 1 + m) for m in range(M)))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("workspace_bytes", [1, 10**9], ids=["8-rows", "all-rows"])
+def test_rows_in_parts_give_the_selection_of_all(workspace_bytes, backend):
+    data, (start, end) = operands(9, 90), ranges(*((m, 90 - 9 * m) for m in range(5)), *((0, 90 - m) for m in range(4)))
+    got = indexer_topk(*data, start, end, 512, workspace_bytes=workspace_bytes, backend=backend)
+    want = indexer_topk_reference(*data, start, end, 512)
+    assert got.sort(dim=1).values.tolist() == want.sort(dim=1).values.tolist()
+
+
+@pytest.mark.parametrize(("M", "N"), [(0, 5), (3, 0), (1, 1)])
+def test_few_rows_or_keys(M, N):
+    start, end = ranges((0, N), (0, N), (0, N))
+    got = indexer_topk(*operands(M, N), start[:M], end[:M], 512)
+    assert got.tolist() == [[*range(N), *[-1] * (512 - N)]] * M
+
+
+def test_refusals():
+    data, (start, end) = operands(2, 9), ranges((0, 9), (0, 9))
+    with pytest.raises(ConfigError, match=r"num_kept=100.*backend='torch'"):
+        indexer_topk(*data, start, end, 100)
+    with pytest.raises(PlanError, match="workspace_bytes=0"):
+        indexer_topk(*data, start, end, 512, workspace_bytes=0)
+    with pytest.raises(PlanError, match="key_end"):
+        indexer_topk(*data, start, end[:1], 512)
+    with pytest.raises(ConfigError, match="backend='cuda'"):
+        indexer_topk(*data, start, end, 512, backend="cuda")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "row_bytes", "workspace_bytes", "parts"),
+    [
+        pytest.param(0, 100, 1000, [], id="no-rows"),
+        pytest.param(20, 100, 1700, [(0, 16), (16, 20)], id="docstring"),
+        pytest.param(20, 100, 1, [(0, 8), (8, 16), (16, 20)], id="8-at-the-least"),
+        pytest.param(16, 100, 1600, [(0, 16)], id="just-fits"),
+        pytest.param(17, 0, 1, [(0, 8), (8, 16), (16, 17)], id="no-bytes"),
+        pytest.param(4096, 8 * 6016, 200_000_000, [(0, 4096)], id="a-prefill-chunk"),
+    ],
+)
+def test_split_rows(num_rows, row_bytes, workspace_bytes, parts):
+    assert [(part.start, part.stop) for part in split_rows(num_rows, row_bytes, workspace_bytes)] == parts
+
+
+@pytest.mark.parametrize("stride", [1, 2, 48, 128])
+@pytest.mark.parametrize("num_keys", [1, 47, 48, 49, 1000])
+def test_one_sample_in_each_stratum(num_keys, stride):
+    positions = sample_positions(num_keys, stride, torch.device("cpu")).tolist()
+    assert [pos // stride for pos in positions] == list(range(-(-num_keys // stride)))
+    assert max(positions) < num_keys
+    if stride > 1 and num_keys == 1000:
+        assert len({pos % stride for pos in positions}) > 1, "places within strata differ"
+
+
+@pytest.mark.parametrize("num_keys", [1, 131072, 48 * 8192, 48 * 8192 + 1, 1 << 20, 1 << 22])
+def test_samples_fit_the_block_that_sorts_them(num_keys):
+    stride, room = list_sizes(num_keys)
+    assert -(-num_keys // stride) <= 8192 and 2048 < room <= 8192
+
+
+def selections(data, start, end, k, **options):
+    """By lists, and by all logits."""
+    return indexer_topk(*data, start, end, k, **options), topk(mqa_logits(*data, start, end), start, end, k)
+
+
+@NEEDS_HOPPER
+@pytest.mark.parametrize("H", [32, 64])
+@pytest.mark.parametrize("k", [512, 1024, 2048])
+@pytest.mark.parametrize("whole", [True, False], ids=["ties", "random"])
+def test_lists_select_what_all_logits_do(H, k, whole):
+    data = operands(77, 40000, H, k, whole=whole)
+    listed, written = selections(data, *causal(77, 40000), k)
+    assert torch.equal(listed, written)
+
+
+@NEEDS_HOPPER
+@pytest.mark.parametrize("case", ["equal", "spike", "minus-inf", "nan", "sorted", "same-rows"])
+def test_lists_of_hostile_rows(case):
+    q, k, scale, weights = operands(50, 40000, 64, whole=False)
+    if case == "equal":
+        q = torch.zeros_like(q)
+    elif case == "spike":
+        scale[777] = 1e30
+    elif case == "minus-inf":
+        scale[5000:], weights = INF, -weights.abs()
+    elif case == "nan":
+        scale[1500:] = float("nan")
+    elif case == "sorted":
+        scale = torch.arange(40000, device=DEVICE).float()
+    else:
+        q, weights = q[:1].repeat(50, 1, 1), weights[:1].repeat(50, 1)
+    listed, written = selections((q, k, scale, weights), *causal(50, 40000), 2048)
+    assert torch.equal(listed, written)
+
+
+@NEEDS_HOPPER
+def test_lists_of_ranges_apart_in_parts():
+    data = operands(100, 40000, 64, whole=False)
+    start, end = ranges(*((39 * m, 40000 - 300 * m) if m % 3 else (20000 + m, 20000 + 2 * m) for m in range(100)))
+    listed, written = selections(data, start, end, 1024, workspace_bytes=10**6)
+    assert torch.equal(listed, written)
+
+
+@NEEDS_HOPPER
+def test_rows_left_open_are_selected_by_their_logits(monkeypatch):
+    monkeypatch.setattr("cpkit.kernels.indexer_topk.ROOM", 2100)  # lists overflow
+    listed, written = selections(operands(60, 40000, 64, whole=False), *causal(60, 40000), 2048, workspace_bytes=2**21)
+    assert torch.equal(listed, written)
