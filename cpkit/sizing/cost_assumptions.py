@@ -9,7 +9,7 @@ REASONS = {
     "expert_share": "the same for the grouped products of experts, whose groups are uneven",
     "memory_share": "share of the peak bandwidth that reading weights and rows reaches; 4,280 of 4,800 GB/s on H200",
     "kernel_s": "least time of one kernel inside a CUDA graph",
-    "small_kernels": "kernels of a layer that are none of the others: norms, rotary, quantization, routing",
+    "small_kernels": "kernels of a layer beside the others (norms, rotary, ..); fitted to SGLang's decode blocks",
     "row_passes": "hidden rows that they read or write a token: norms 8, quantization 5, products 8, routing 7",
     "head_tile": "heads that the attention kernel pads a rank's heads to; 64, then 128 on NVIDIA (FlashMLA), 16 on AMD",
     "overlap": "share of the collectives that runs behind computation; 0: none of it",
@@ -28,7 +28,7 @@ class Assumptions:
     expert_share: float = 0.5
     memory_share: float = 0.85
     kernel_s: float = 3e-6
-    small_kernels: int = 10
+    small_kernels: int = 14
     row_passes: int = 28
     head_tile: int | None = None
     overlap: float = 0.0

@@ -7,8 +7,8 @@ outside it    measured at its nearest edge x roofline(asked) / roofline(edge): '
 no table      roofline at an assumed share of the peaks: 'hardware'
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cpkit.errors import ConfigError
@@ -92,12 +92,30 @@ KERNELS = {
 """Heads: of the indexer of the models that were measured (GLM-5: 32, V4-Flash: 64), and attention heads padded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table, the heads and the chip that it was measured with, and what is said of a time in it or scaled from it."""
+
+    table: KernelTable
+    heads: int
+    chip: Chip
+    said: str
+    scaled: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scaled", f"{self.said}, scaled by roofline")
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels of one chip under given assumptions."""
+    """Kernels of one chip under given assumptions.
+
+    own: tables that take the place of the shipped ones, each with the heads it was measured with on this chip.
+    """
 
     chip: Chip
     assumptions: Assumptions
+    own: Mapping[str, tuple[KernelTable, int]] = field(default_factory=dict, hash=False)
 
     @cached_property
     def head_tile(self) -> int:
@@ -110,20 +128,20 @@ class Kernels:
         return {dtype: peak(self.chip, dtype) for dtype in WIDER}
 
     @cached_property
-    def _tables(self) -> dict[str, tuple[KernelTable, Chip]]:
-        """The table of each kernel and the chip it was measured on: the chip's own, else the H200's."""
-        own, other = kernel_tables(self.chip.name), kernel_tables("h200")
-        lent = chip("h200")
-        return {name: (own[name], self.chip) if name in own else (other[name], lent) for name in KERNELS}
-
-    @cached_property
-    def _sources(self) -> dict[str, tuple[str, str]]:
-        """What is said of each kernel read inside its table, and of one scaled from it."""
-        said = {}
-        for name, (_, where) in self._tables.items():
-            table = f"{name} on {where.name} ({'this project' if name == 'sparse_decode' else VENDOR})"
-            said[name] = table, f"{table}, scaled by roofline"
-        return said
+    def _tables(self) -> dict[str, "Source"]:
+        """The table of each kernel: one that was given, else the chip's own, else the H200's."""
+        shipped, other = kernel_tables(self.chip.name), kernel_tables("h200")
+        found = {}
+        for name, kernel in KERNELS.items():
+            if name in self.own:
+                table, heads = self.own[name]
+                found[name] = Source(table, heads, self.chip, f"{name} of cpkit on {self.chip.name}")
+                continue
+            where = self.chip if name in shipped else chip("h200")
+            heads = BLACKWELL_HEADS if name == "sparse_prefill" and where.is_blackwell else kernel.heads
+            said = f"{name} on {where.name} ({'this project' if name == 'sparse_decode' else VENDOR})"
+            found[name] = Source((shipped if name in shipped else other)[name], heads, where, said)
+        return found
 
     def padded_heads(self, name: str, heads: int) -> int:
         """Heads that an attention kernel computes for a rank's: tile, twice the tile, then multiples of that.
@@ -135,22 +153,21 @@ class Kernels:
             heads = max(heads, BLACKWELL_HEADS)
         return tile if heads <= tile else -(-heads // (2 * tile)) * 2 * tile
 
-    def _measured_heads(self, kernel: Kernel, where: Chip) -> int:
-        """Heads that a table's kernel computed."""
-        return BLACKWELL_HEADS if kernel.name == "sparse_prefill" and where.is_blackwell else kernel.heads
-
     def seconds(self, name: str, rows: float, keys: float, heads: int = 1) -> Figure:
         """One launch of a kernel of KERNELS over rows > 0 that see keys > 0 each."""
-        kernel = KERNELS[name]
-        table, where = self._tables[name]
-        reading = table.read(rows, keys)
-        inside, scaled = self._sources[name]
-        measured_heads = self._measured_heads(kernel, where)
-        if reading.inside and heads == measured_heads and where is self.chip:
-            return Figure(reading.seconds, "measured", inside)
+        kernel, source = KERNELS[name], self._tables[name]
+        reading = source.table.read(rows, keys)
+        if reading.inside and heads == source.heads and source.chip is self.chip:
+            return Figure(reading.seconds, "measured", source.said)
         asked = self.roofline(*kernel.work(rows, keys, heads), kernel.dtype, self.chip)
-        edge = self.roofline(*kernel.work(reading.rows, reading.keys, measured_heads), kernel.dtype, where)
-        return Figure(reading.seconds * asked / edge, "calibrated", scaled)
+        edge = self.roofline(*kernel.work(reading.rows, reading.keys, source.heads), kernel.dtype, source.chip)
+        return Figure(reading.seconds * asked / edge, "calibrated", source.scaled)
+
+    def topk_seconds(self, k: int, rows: float, keys: float, *, decode: bool = False) -> Figure:
+        """Top-k of rows over keys, read from the nearer of the two k that were measured."""
+        near = 512 if k <= 512 else 2048
+        figure = self.seconds(f"topk_{near}{'_decode' if decode else ''}", rows, keys)
+        return figure if k == near else replace(figure, kind="calibrated", source=f"{figure.source}, for k={k}")
 
     def roofline(self, flops: float, num_bytes: float, dtype: str, on: Chip) -> float:
         """Least seconds of a kernel on a chip, at its peaks."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from cpkit.layers import Layer
 from cpkit.sizing.cost_facts import ModelWeights
 from cpkit.sizing.cost_kernels import Kernels
-from cpkit.sizing.cost_work import RankWork, attended_keys
+from cpkit.sizing.cost_work import RankWork, RatioWork, attended_keys
 from cpkit.sizing.figures import Figure
 from cpkit.step import StepPlan
 
 ROOFLINE = "peaks of {}, at assumed shares of them"
-CANDIDATE_BYTES = 12
 BF16_ROW_BYTES = 1152
 """A latent row of 576 values that a prefill kernel reads, made from the cache's fp8."""
 
@@ -88,29 +87,37 @@ class RankStages:
         return self._roofline(self.kernels.copy(tokens * row / max(layer.compress_ratio, 1), launches=2))
 
     def index(self, layer: Layer) -> Figure:
-        """Logits and top-k of decode rows over this rank's shard, of prefill rows over each chunk."""
+        """What the indexer selects from, and its selection: over DCP of the candidates of every rank."""
         assert layer.index is not None, "checked by the caller"
-        index, topology, total = layer.index, self.plan.topology, Sum()
-        work = self.work.ratios[layer.chunk_ratio]
-        topk = "topk_512" if index.topk <= 512 else "topk_2048"
-        decodes = self.work.decode_tokens
-        if decodes and (held := work.decode_keys * work.local_share) >= 1:
-            total.add(self.kernels.seconds("mqa_logits_decode", decodes, held, index.num_heads))
-            alone = self.kernels.seconds(f"{topk}_decode", 1, max(work.longest_decode, 1.0))
-            total.add(max(alone, self.kernels.seconds(f"{topk}_decode", decodes, held), key=_value))
-        gathers = topology.pcp > 1 and topology.dcp > 1
-        share = 1.0 if topology.pcp > 1 else work.local_share
-        for chunk in work.chunks:
-            keys = max(chunk.mean_keys * share, 1.0)
-            rows = chunk.tokens / chunk.num_runs
-            total.add(self.kernels.seconds("mqa_logits", rows, keys, index.num_heads), chunk.num_runs)
-            total.add(self.kernels.seconds(topk, rows, keys), chunk.num_runs)
-            moved = 2 * index.key_bytes * chunk.num_keys * (1 if gathers else share)  # paged rows into a workspace
-            total.add(self._roofline(self.kernels.copy(moved * (2 if gathers else 1), 2 if gathers else 1)))
-        if (rows := self.merged_rows(layer)) and topology.dcp > 1:
-            candidates = topology.dcp * index.topk
-            total.add(self.kernels.seconds(topk, rows, candidates))
+        topology, total, work = self.plan.topology, Sum(), self.work.ratios[layer.chunk_ratio]
+        total.add(self.select(layer))
+        for chunk in work.chunks:  # paged rows into a workspace, and once more where shards are gathered
+            gathers = topology.pcp > 1 and topology.dcp > 1
+            rows = chunk.num_keys * (2 if gathers else self._share_scored(work))
+            total.add(self._roofline(self.kernels.copy(2 * layer.index.key_bytes * rows, 2 if gathers else 1)))
+        if rows := self.merged_rows(layer):
+            total.add(self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk))
         return total.total
+
+    def select(self, layer: Layer) -> Figure:
+        """Logits and top-k alone: of decode rows over this rank's shard, of prefill rows over each chunk."""
+        assert layer.index is not None, "checked by the caller"
+        index, total, work = layer.index, Sum(), self.work.ratios[layer.chunk_ratio]
+        decodes, kernels = self.work.decode_tokens, self.kernels
+        if decodes and (held := work.decode_keys * work.local_share) >= 1:
+            total.add(kernels.seconds("mqa_logits_decode", decodes, held, index.num_heads))
+            alone = kernels.topk_seconds(index.topk, 1, max(work.longest_decode, 1.0), decode=True)
+            total.add(max(alone, kernels.topk_seconds(index.topk, decodes, held, decode=True), key=_value))
+        for chunk in work.chunks:
+            keys = max(chunk.mean_keys * self._share_scored(work), 1.0)
+            rows = chunk.tokens / chunk.num_runs
+            total.add(kernels.seconds("mqa_logits", rows, keys, index.num_heads), chunk.num_runs)
+            total.add(kernels.topk_seconds(index.topk, rows, keys), chunk.num_runs)
+        return total.total
+
+    def _share_scored(self, work: RatioWork) -> float:
+        """Part of a prefill's keys that this rank scores: its shard's, or with PCP all."""
+        return 1.0 if self.plan.topology.pcp > 1 else work.local_share
 
     def attend(self, layer: Layer) -> Figure:
         """Attention of decode and prefill rows, each with the heads and keys that it has in this world."""
