@@ -4,6 +4,7 @@
 """
 
 from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.exchange import exchange_entries
 from cpkit.kernels.registry.gather import gather_kernels
 from cpkit.kernels.registry.indexer import indexer_kernels
 from cpkit.kernels.registry.metadata import metadata_kernels
@@ -13,4 +14,5 @@ from cpkit.kernels.registry.paged_logits import paged_logits_entries
 
 def all_kernels() -> list[KernelEntry]:
     """One entry for each kernel and each set of constants that the wrappers launch."""
-    return [*gather_kernels(), *indexer_kernels(), *metadata_kernels(), *row_kernels(), *paged_logits_entries()]
+    indexer = [*indexer_kernels(), *paged_logits_entries(), *exchange_entries()]
+    return [*gather_kernels(), *metadata_kernels(), *row_kernels(), *indexer]
