@@ -5,7 +5,7 @@ output token p99, tokens/s a GPU, tokens of context that fit. Figures within 2 p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpkit.sizing.sweep_replay import Outcome
 
@@ -22,14 +22,19 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a service is held to: seconds of the 99th percentile."""
+    """What a service is held to: seconds of the 99th percentile, and no request refused that another deployment takes.
+
+    unavoidable: requests of the trace that every deployment of the sweep refuses, such as those beyond max_model_len,
+    as a share of all.
+    """
 
     ttft_s: float = 10.0
     tpot_s: float = 0.1
+    unavoidable: float = 0.0
 
     def miss(self, outcome: Outcome) -> float:
-        """How far an outcome is over the aim, 1 or less being within it; requests refused are never within it."""
-        if outcome.refused or not outcome.finished:
+        """How far an outcome is over the aim, 1 or less being within it."""
+        if not outcome.finished or refused_share(outcome) > self.unavoidable + EQUAL:
             return float("inf")
         return max(outcome.ttft_s[1] / self.ttft_s, outcome.tpot_s[1] / self.tpot_s)
 
@@ -57,6 +62,7 @@ class Choice:
 
 def choose(outcomes: Sequence[Outcome], aim: Aim) -> Choice:
     """The choice among outcomes of one sweep."""
+    aim = replace(aim, unavoidable=min(map(refused_share, outcomes), default=0.0))
     best, losers = [], []
     for outcome in outcomes:
         winners = [other for other in outcomes if beats(other, outcome)]
@@ -77,9 +83,14 @@ def figures(outcome: Outcome) -> tuple[float, float, float, float]:
     return -outcome.ttft_s[1], -outcome.tpot_s[1], outcome.tokens_s_gpu, outcome.capacity
 
 
+def refused_share(outcome: Outcome) -> float:
+    """Share of a replica's requests that could never fit."""
+    return outcome.refused / max(outcome.refused + outcome.finished, 1)
+
+
 def beats(one: Outcome, other: Outcome) -> bool:
     """One is no worse in any figure, and better in one; what refuses more requests beats nothing."""
-    if one.refused > other.refused:
+    if refused_share(one) > refused_share(other) + EQUAL:
         return False
     signs = [_sign(a, b) for a, b in zip(figures(one), figures(other), strict=True)]
     return min(signs) >= 0 and max(signs) > 0

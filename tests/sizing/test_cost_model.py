@@ -1,0 +1,168 @@
+"""The cost of a planned step: its amounts against a slow count, its sums, and what parallelism does to it."""
+
+import pytest
+
+from cpkit.batch import Batch
+from cpkit.budget import default_budget
+from cpkit.errors import ConfigError
+from cpkit.model import MODELS, load_model
+from cpkit.settings import StepSettings
+from cpkit.sizing.chips import chip
+from cpkit.sizing.cost import STAGE_OF, STAGES
+from cpkit.sizing.cost_assumptions import Assumptions
+from cpkit.sizing.cost_facts import load_weights
+from cpkit.sizing.cost_kernels import Kernels
+from cpkit.sizing.cost_model import CostModel
+from cpkit.sizing.cost_work import rank_work
+from cpkit.sizing.figures import KINDS
+from cpkit.sizing.tables import Curve, KernelTable
+from cpkit.topology import Topology
+
+PREFILL = Batch.from_lens([9000, 700], [3000, 700], [9000, 700])
+DECODES = Batch.from_lens([32768] * 32, [1] * 32)
+MIXED = Batch.from_lens([5000, 70000, 3, 2048], [1, 1, 1, 2048], [4000, 60000, 2, 2048])
+
+
+def make(name="deepseek-v3.2", assumptions=Assumptions(), partition="head_tail", limits=None, **sizes):  # noqa: B008
+    model = load_model(name)
+    topology = Topology(**sizes)
+    settings = StepSettings(topology, model, default_budget(model, **(limits or {})), partition)
+    return CostModel(model, load_weights(name, model), topology, chip("h200"), assumptions), settings
+
+
+def cost_of(batch, rank=None, **options):
+    model, settings = make(**options)
+    return model.step_cost(settings.plan(batch, rank))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"tp": 2, "dcp": 2}, {"pcp": 2}, {"tp": 2, "pcp": 2, "dcp": 4}, {"pcp": 4}],
+    ids=["alone", "dcp", "pcp", "both", "short-for-the-ranks"],
+)
+@pytest.mark.parametrize("limits", [{}, {"workspace_tokens": 4096, "logits_bytes": 1 << 20}], ids=["whole", "spans"])
+def test_chunks_hold_every_pair_of_a_query_token_and_a_key(sizes, limits):
+    batch = Batch.from_lens([900, 3100, 40], [1, 3000, 40], [800, 3100, 40])
+    _, settings = make(limits=limits, **sizes)
+    plan = settings.plan(batch)
+    for rank in plan.ranks:
+        work = rank_work(plan, rank)
+        rows = rank.rows
+        prefill = range(rows.num_decodes, len(rows.req))
+        seen = sum(
+            position + 1
+            for row in prefill
+            for position in range(rows.start_pos[row], rows.start_pos[row] + rows.num_tokens[row])
+        )
+        ratio = work.ratios[1]
+        assert sum(chunk.tokens * chunk.mean_keys for chunk in ratio.chunks) == pytest.approx(seen, rel=0.01)
+        assert work.tokens == rows.total_tokens
+        if work.decode_tokens:
+            assert ratio.decode_keys == 900
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"), [("deepseek-v3.2", 671, 37), ("glm-5", 744, 40), ("deepseek-v4-flash", 284, 13)]
+)
+def test_weights_add_up_to_the_published_sizes(name, billions, active):
+    model = load_model(name)
+    weights = load_weights(name, model)
+    attention = sum(
+        layer.num_layers * (each.replicated + each.queries + each.output)
+        for layer, each in zip(model.layers, weights.attention, strict=True)
+    )
+    plain = attention + weights.num_dense * weights.dense + weights.num_moe * weights.shared + 2 * weights.head
+    total = plain + weights.num_moe * weights.num_experts * weights.expert
+    used = plain + weights.num_moe * weights.active * weights.expert
+    assert total / 1e9 == pytest.approx(billions, rel=0.01)
+    assert used / 1e9 == pytest.approx(active, rel=0.07)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "batch", [PREFILL, DECODES, MIXED, Batch.from_lens([1], [1], [1])], ids=["prefill", "decodes", "mixed", "one-token"]
+)
+def test_every_model_has_a_cost_with_sources(name, batch):
+    cost = cost_of(batch, name=name, tp=2, pcp=2, block_size=256)
+    assert 0 < cost.seconds() < 60
+    assert set(cost.seconds_by_kind()) <= set(KINDS)
+    for layer in cost.layers:
+        assert {stage.name for stage in layer.stages} <= set(STAGES)
+        assert all(len(stage.seconds) == len(cost.ranks) and min(stage.seconds) >= 0 for stage in layer.stages)
+        assert all(each.stage == STAGE_OF[each.collective.what] and each.seconds > 0 for each in layer.collectives)
+
+
+def test_a_step_is_the_sum_of_its_slowest_ranks_and_its_collectives():
+    cost = cost_of(MIXED, tp=2, pcp=2)
+    total = 0.0
+    for layer in (*cost.layers, cost.once):
+        slowest = max(sum(stage.seconds[at] for stage in layer.stages) for at in range(len(cost.ranks)))
+        total += layer.num_layers * (slowest + sum(each.seconds for each in layer.collectives))
+    assert cost.seconds() == pytest.approx(total)
+    hidden = cost_of(MIXED, assumptions=Assumptions(overlap=1.0), tp=2, pcp=2)
+    least = total - sum(cost.collective_s().values())
+    assert least <= hidden.seconds() < total
+
+
+def test_idle_ranks_wait_for_the_one_with_work():
+    cost = cost_of(Batch.from_lens([100], [1]), pcp=2)  # decodes are dealt out: the second rank has none
+    idle = cost.idle_s()
+    assert idle[0] < 0.01 * cost.seconds() < idle[1]
+
+
+def test_head_tail_is_even_and_contiguous_is_not():
+    even, uneven = (cost_of(PREFILL, pcp=4, partition=name) for name in ("head_tail", "contiguous"))
+    assert max(even.idle_s()) < 0.05 * even.seconds()
+    assert uneven.seconds() > even.seconds() and max(uneven.idle_s()) == uneven.idle_s()[0]
+
+
+def test_dcp_splits_the_indexer_of_decodes_and_pays_in_collectives():
+    one, eight = cost_of(DECODES, 0, tp=8), cost_of(DECODES, 0, tp=8, dcp=8)
+    assert max(eight.stage_s()["index"]) < 0.5 * max(one.stage_s()["index"])
+    assert {"query_heads", "candidates", "lse", "outputs"} <= eight.collective_s().keys() - one.collective_s().keys()
+
+
+def test_pcp_splits_what_tensor_parallelism_repeats():
+    before, after = cost_of(PREFILL, 0, tp=8), cost_of(PREFILL, 0, tp=4, pcp=2)
+    assert max(after.stage_s()["index"]) == pytest.approx(0.5 * max(before.stage_s()["index"]), rel=0.1)
+    assert after.seconds() < before.seconds()
+
+
+def test_pipeline_stages_are_refused():
+    with pytest.raises(ConfigError, match="pp=2"):
+        make(pp=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "padded"),
+    [("h200", 8, 64), ("h200", 64, 64), ("h200", 65, 128), ("h200", 130, 256), ("mi300x", 8, 16), ("b200", 8, 128)],
+)
+def test_heads_are_padded_as_the_kernel_pads_them(name, heads, padded):
+    assert Kernels(chip(name), Assumptions()).padded_heads("sparse_prefill", heads) == padded
+
+
+def test_outside_its_table_a_kernel_is_scaled_and_says_so():
+    kernels = Kernels(chip("h200"), Assumptions())
+    inside, more_heads = kernels.seconds("mqa_logits", 4096, 65536, 32), kernels.seconds("mqa_logits", 4096, 65536, 64)
+    assert (inside.kind, more_heads.kind) == ("measured", "calibrated")
+    assert more_heads.value == pytest.approx(2 * inside.value, rel=0.02)
+    longer = kernels.seconds("mqa_logits", 4096, 1 << 20, 32)
+    edge = kernels.seconds("mqa_logits", 4096, 200704.5, 32)
+    assert longer.kind == "calibrated" and longer.value == pytest.approx((1 << 20) / 200704.5 * edge.value, rel=0.02)
+    assert kernels.topk_seconds(1024, 4096, 65536).kind == "calibrated"
+    assert Kernels(chip("mi300x"), Assumptions()).seconds("mqa_logits", 4096, 65536, 32).kind == "calibrated"
+
+
+def test_tables_that_are_given_take_the_place_of_the_shipped_ones():
+    own = {"mqa_logits": (KernelTable((64.0, 128.0), (Curve((1, 9), (1, 9)), Curve((1, 9), (2, 18)))), 64)}
+    kernels = Kernels(chip("h200"), Assumptions(), own)
+    assert kernels.seconds("mqa_logits", 96, 5, 64).value == pytest.approx(7.5)
+    assert kernels.seconds("mqa_logits", 96, 5, 64).kind == "measured"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gemm_share": 0}, {"gemm_share": 1.1}, {"overlap": -0.1}, {"kernel_s": -1}, {"head_tile": 0}]
+)
+def test_assumptions_are_checked(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Assumptions(**wrong)
