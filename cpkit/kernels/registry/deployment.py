@@ -32,9 +32,7 @@ class Deployment:
 
 SAMPLES = {
     "one-rank": Deployment(block_size=64, states=((4, 64), (128, 2)), kpool=16, swa_block_size=64, draft_blocks=True),
-    "sharded": Deployment(
-        block_size=64, pcp_size=8, dcp_size=8, interleave=256, states=((4, 64), (128, 2)), swa_block_size=64
-    ),
+    "sharded": Deployment(block_size=64, pcp_size=8, dcp_size=8, interleave=256, states=((4, 64),), swa_block_size=64),
     "odd": Deployment(block_size=100, dcp_size=5, interleave=21, states=((3, 7),), swa_block_size=100),
 }
 """Deployments whose kernels are compiled ahead of time for every target; one is odd in every number."""
