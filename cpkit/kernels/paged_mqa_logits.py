@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from cpkit.errors import PlanError
-from cpkit.kernels.backends import check_backend
+from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import INT32_MAX, check_tensor
 from cpkit.kernels.index_cache import gather_index_keys
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS
@@ -124,7 +124,7 @@ def paged_mqa_logits(
 
     schedule: [num_workers + 1, 2] int32 of tile_schedule over the longest token of each row, made here if not given.
     """
-    check_backend("paged_mqa_logits", backend, ("torch", "triton"))
+    check_backend("paged_mqa_logits", backend, BACKENDS, compiled=_paged_mqa_logits_kernel, device=q.device)
     out = _check(q, cache, weights, seq_lens, block_tables, schedule, max_keys, out)
     rows, num_tokens, H, _ = q.shape
     if not rows or not num_tokens or not max_keys:
