@@ -53,7 +53,8 @@ class KeyGather(ABC):
         self._comm, self._dim = comm, dim
         self._stream: torch.cuda.Stream | None = None
         if comm.device.type == "cuda":
-            self._stream = torch.cuda.Stream(comm.device)  # type: ignore[no-untyped-call]
+            # short, and the next workspace waits for it: before what the caller has queued
+            self._stream = torch.cuda.Stream(comm.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def start(self, cache: torch.Tensor, table: KeyTable, *, interleave: int) -> PendingKeys:
         """Begin to gather the keys of a workspace: table.num_keys of every rank, the tables as in table_keys.py.

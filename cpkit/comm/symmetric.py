@@ -52,6 +52,7 @@ class PeerGroup:
         self._comm, self._members, self._timeout_s = comm, members, timeout_s
         self._state = torch.zeros(2, dtype=torch.int32, device=comm.device)
         self._reports: deque[tuple[torch.cuda.Event, torch.Tensor, Call]] = deque()
+        self._spare: list[tuple[torch.cuda.Event, torch.Tensor]] = []
         self._last: Call | None = None
         self._failure = ""
         self._pads = self.allocate(4 * members.size)
@@ -126,14 +127,17 @@ class PeerGroup:
                     "  it died, is elsewhere, or did not come in time"
                 )
             self._reports.popleft()
+            self._spare.append((done, state))
         if self._failure:
             raise DesyncError(self._failure)
 
     def _report(self, call: Call) -> None:
         """Copy how the meeting went to the host, to be looked at once it is there."""
-        state = torch.empty(2, dtype=torch.int32, pin_memory=True)
+        if not self._spare:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._spare.append((event, torch.empty(2, dtype=torch.int32, pin_memory=True)))
+        done, state = self._spare.pop()
         state.copy_(self._state, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
         self._reports.append((done, state, call))
 

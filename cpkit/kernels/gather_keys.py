@@ -144,8 +144,7 @@ def _pull_keys_kernel(
     here = key < num_keys
     key_inside = tl.minimum(key, num_keys - 1)
     owner, row = _shard_rows(local_start, key_inside, keys_per_rank, num_regions, steps, dcp_size, interleave)
-    buffer = tl.multiple_of(tl.load(peers + owner), (16,)).to(tl.pointer_type(tl.int32))
-    buffer = tl.multiple_of(buffer, (16,))
+    buffer = tl.multiple_of(tl.load(peers + owner).to(tl.pointer_type(tl.int32)), (16,))
     from_scales = buffer + (keys_per_rank.to(tl.int64) * WORDS + row)
     copy_keys(buffer + row * WORDS, from_scales, out_values, out_scales, key, here, here, WORDS, BLOCK_WORDS)
 
