@@ -103,8 +103,8 @@ def _slots(
 @triton.jit(
     do_not_specialize=[
         "query_start_loc", "seq_lens", "token_to_req", "is_valid", "block_tables", "replay_start", "row_stride",
-        "lens", "num_replayed", "strided", "num_rows", "token_offset", "num_out", "window_size", "index_width",
-        "table_width", "table_stride", "index_stride",
+        "indices", "lens", "num_replayed", "strided", "num_rows", "token_offset", "num_out", "window_size",
+        "index_width", "table_width", "table_stride", "index_stride",
     ]
 )  # fmt: skip
 def _swa_indices_kernel(
