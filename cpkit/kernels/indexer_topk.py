@@ -14,8 +14,8 @@ How it is done on Hopper, for 131,072 keys and num_kept = 2,048:
 
 A key passes by (score, position), so equal scores do no harm; samples lie at hashed places of equal strata, so no order
 of keys does. Rows with too few or too many in their list are counted, the host reads the count, and for them alone
-logits are written, some rows at a time. Elsewhere than on Hopper, and where a row's list would be no smaller than its
-logits, all rows go this way.
+logits are written, some rows at a time. All rows go this way where their logits fit the workspace, where a row's list
+would be no smaller than its logits, and elsewhere than on Hopper.
 """
 
 from dataclasses import dataclass
@@ -99,8 +99,8 @@ def indexer_topk(
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
     check_tensor("out", out, torch.int32, (M, num_kept), q.device)
-    hopper = q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
-    if backend == "triton" and hopper and M and 8 * list_sizes(N)[1] < 4 * N:
+    hopper = backend == "triton" and q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
+    if hopper and workspace_bytes < 4 * M * N and 8 * list_sizes(N)[1] < 4 * N:
         close_open_rows(operands, out, launch_listed(operands, out, workspace_bytes), workspace_bytes)
     else:
         for part in split_rows(M, 4 * N, workspace_bytes):

@@ -102,9 +102,10 @@ def test_samples_fit_the_block_that_sorts_them(num_keys):
     assert -(-num_keys // stride) <= 8192 and 2048 < room <= 8192
 
 
-def selections(data, start, end, k, **options):
-    """By lists, and by all logits."""
-    return indexer_topk(*data, start, end, k, **options), topk(mqa_logits(*data, start, end), start, end, k)
+def selections(data, start, end, k, workspace_bytes=2**22):
+    """By lists, as so small a workspace holds no more than 26 rows of 40,000 logits, and by all logits."""
+    listed = indexer_topk(*data, start, end, k, workspace_bytes=workspace_bytes)
+    return listed, topk(mqa_logits(*data, start, end), start, end, k)
 
 
 @NEEDS_HOPPER

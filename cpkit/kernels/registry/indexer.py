@@ -31,7 +31,10 @@ def _logits_entries() -> list[KernelEntry]:
         # wgmma is an instruction of sm_90 alone
         entries.append(KernelEntry(f"mqa_logits_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",)))
         kernel = hopper._mqa_survivors_hopper_kernel
-        entries.append(KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",)))
+        # outside the loop over keys, and under triton 3.6 alone
+        entries.append(
+            KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",), spill_bytes=96)
+        )
     return entries
 
 
