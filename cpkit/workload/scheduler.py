@@ -11,9 +11,9 @@ One step:
 
 A decode keeps its own token and the drafts up to the first rejected one; the others are rolled back.
 
-Steps of decodes alone, with nobody waiting, differ in their contexts only. A replay that asks for timings alone may
-take up to decode_stride of them as one, whose batch has that many tokens of each request: never past the end of a
-request, and not past the next arrival as far as the step before lets it foresee.
+Steps of decodes alone, while nobody waits or nobody who waits fits, differ in their contexts only. A replay that asks
+for timings alone may take up to decode_stride of them as one, whose batch has that many tokens of each request: never
+past the end of a request, and not past an arrival that fits, as far as the step before lets it foresee.
 """
 
 from collections.abc import Iterator
@@ -89,6 +89,7 @@ class Scheduler:
         if decode_stride < 1 or (decode_stride > 1 and budget.num_speculative_tokens):
             raise ConfigError(f"decode_stride={decode_stride}: at least 1, and 1 where decodes verify drafts")
         self._decode_stride, self._decode_s = decode_stride, np.inf
+        self._is_full = False  # the first that waits has found no seat or too few blocks, and none have been freed
         self._requests = trace.requests
         self._budget = budget
         self._max_model_len = max_model_len
@@ -209,12 +210,12 @@ class Scheduler:
     def _stride(self, ready: IntArray) -> int:
         """Steps that can be taken as one, when `ready` are the decodes of the first of them; 1: no more than that."""
         running, arrivals = self._running, self._arrivals
-        alone = 0 < len(ready) == len(running.order) and not arrivals.waiting
+        alone = 0 < len(ready) == len(running.order) and (self._is_full or not arrivals.waiting)
         if self._decode_stride == 1 or not alone or len(ready) > self._budget.max_num_batched_tokens:
             return 1
         most = min(self._decode_stride, int(running.output_left[ready].min()))
         most = min(most, int((self._max_model_len - running.num_computed[ready]).min()))
-        if arrivals.next_s is not None:
+        if arrivals.next_s is not None and not self._is_full:
             most = min(most, 1 + int((arrivals.next_s - self._now) / self._decode_s))
         blocks = running.missing_blocks(ready, running.num_computed[ready] + most)
         return most if int(blocks.sum()) <= self._blocks.num_free else 1
@@ -236,6 +237,7 @@ class Scheduler:
         """(seat, query_len) of waiting requests that start in this step."""
         waiting, running = self._arrivals.waiting, self._running
         rows = []
+        self._is_full = bool(waiting) and not running.has_room
         while waiting and tokens_left > 0 and running.has_room:
             req = waiting[0]
             prefill_len = self._requests[req].prompt_len + int(self._num_emitted[req])
@@ -244,6 +246,7 @@ class Scheduler:
             hit = self._cache.find(self._keys[req], prefill_len)
             num_fresh = ceil_div(prefill_len, self._virtual_block) - len(hit)
             if num_fresh + self._blocks.num_idle(hit) > self._blocks.num_free:
+                self._is_full = True
                 break
             waiting.popleft()
             self._blocks.share(hit)
@@ -280,6 +283,7 @@ class Scheduler:
         self._arrivals.waiting.appendleft(req)
 
     def _release(self, leaving: IntArray) -> None:
+        self._is_full = False
         for seat in leaving.tolist():
             self._blocks.free(self._running.blocks_of(seat))
         self._running.remove(leaving)

@@ -1,10 +1,13 @@
 """The cost model as a clock: the quick one against the planned one, strides of decode steps against single steps."""
 
+import json
+
 import numpy as np
 import pytest
 
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
+from cpkit.cli.main import main
 from cpkit.errors import ConfigError
 from cpkit.model import load_model
 from cpkit.settings import StepSettings
@@ -111,3 +114,18 @@ def test_pressure_is_weighed_by_time():
     level = pressure.level("held_blocks")
     assert (level.mean, level.p99, level.most) == (11.0, 30.0, 30.0)
     assert Pressure().level("running").most == 0
+
+
+def test_simulate_takes_the_model_as_its_clock(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,900,9\n0.1,70,3\n")
+    flags = ["simulate", str(path), "-tp", "2", "-pcp", "2", "--processes", "1"]
+    assert main([*flags, "--cost", "h200"]) == 0
+    text = capsys.readouterr().out
+    assert "Cost model, H200-SXM: an estimate" in text and "time per output token" in text and "rank 2" in text
+    assert main([*flags, "--cost", "h200", "--overlap", "1", "--json", "-"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert cost["assumptions"]["overlap"] == 1 and cost["tpot_s"]["p50"] > 0 and cost["idle"].keys() == {"0", "2"}
+    for wrong in (["--overlap", "0.5"], ["--cost", "h900"], ["--cost", "h200", "--overlap", "2"]):
+        assert main([*flags, *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
