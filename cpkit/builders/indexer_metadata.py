@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cpkit.builders.backend import choose_backend
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.planner.gather import GatherPlan
 from cpkit.planner.order import BatchSplit
@@ -57,7 +58,13 @@ class IndexerChunk:
         device = self.key_start.device
         out = torch.empty(self.num_keys, dtype=torch.int64, device=device)
         local_start = torch.from_numpy(self.gather.local_start()).to(device, non_blocking=True)
-        deinterleave_idx(local_start, dcp_size=self.gather.dcp_size, interleave=self.gather.interleave, out=out)
+        deinterleave_idx(
+            local_start,
+            dcp_size=self.gather.dcp_size,
+            interleave=self.gather.interleave,
+            out=out,
+            backend=choose_backend(None, device),
+        )
         return out
 
 
