@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import cpkit
-from cpkit.cli import check, doctor, plan, record, run, simulate, sweep
+from cpkit.cli import check, doctor, draw, plan, record, run, simulate, sweep
 from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
 from cpkit.cli.output import open_closed_streams, silence
 from cpkit.cli.parser import Parser
@@ -80,4 +80,5 @@ def make_parser() -> Parser:
     check.add_command(commands)
     sweep.add_command(commands)
     doctor.add_command(commands)
+    draw.add_command(commands)
     return parser

@@ -35,6 +35,16 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `plan` to the parser."""
     parser = commands.add_parser("plan", help="show the plan of one step", description=DESCRIPTION, epilog=EPILOG)
     parser.set_defaults(run=run)
+    add_batch_flags(parser)
+    add_engine_flags(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--rank", type=whole_number, metavar="R", help="plan and show this rank alone")
+    output.add_argument("--json", action="store_true", help="print the plan as JSON and nothing else")
+    output.add_argument("--save", metavar="PLAN.npz", help="also write the plan as numpy arrays with a JSON header")
+
+
+def add_batch_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what describes a step; read_batch reads it."""
     batch = parser.add_argument_group("the step: a batch file, or two of the three lengths of each request")
     batch.add_argument("batch", nargs="?", metavar="BATCH.json", help="a batch file")
     lens = {
@@ -46,11 +56,6 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     }
     for flag, meaning in lens.items():
         batch.add_argument(flag, type=int_list, metavar="N,N,..", help=meaning)
-    add_engine_flags(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("--rank", type=whole_number, metavar="R", help="plan and show this rank alone")
-    output.add_argument("--json", action="store_true", help="print the plan as JSON and nothing else")
-    output.add_argument("--save", metavar="PLAN.npz", help="also write the plan as numpy arrays with a JSON header")
 
 
 def run(args: argparse.Namespace) -> int:

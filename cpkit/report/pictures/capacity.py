@@ -1,0 +1,125 @@
+"""Tokens of context that fit on one replica, over dcp: a line a chip."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpkit.errors import ConfigError
+from cpkit.model import Model
+from cpkit.report.pictures.canvas import COLOURS, DASHES, MARKERS, sheet, shorten_axis
+from cpkit.sizing.chips import Chip
+from cpkit.sizing.memory import Memory
+from cpkit.sizing.memory_deployment import Limits, memory_of
+from cpkit.sizing.rules import broken_rules
+from cpkit.sizing.rules_defaults import complete
+from cpkit.topology import legal_dcp_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One dcp. memory: None where nothing fits. refused: the engine's rules against it, by id."""
+
+    dcp: int
+    memory: Memory | None
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChipFits:
+    """What fits a replica of tp x pcp of one chip, by dcp in ascending order."""
+
+    model: Model
+    engine: str
+    chip: Chip
+    tp: int
+    pcp: int
+    fits: tuple[Fit, ...]
+
+
+def fits(model: Model, engine: str, chip: Chip, limits: Limits, *, tp: int, pcp: int) -> ChipFits:
+    """Count what fits at every legal dcp; raises ConfigError for sizes that are none."""
+    found = []
+    for dcp in legal_dcp_sizes(tp, pcp):
+        deployment, _ = complete(engine, model, chip, {"tp": tp, "pcp": pcp, "dcp": dcp})
+        refused = tuple(rule.id for rule in broken_rules(deployment))
+        try:
+            found.append(Fit(dcp, memory_of(deployment, limits), refused))
+        except ConfigError:
+            found.append(Fit(dcp, None, refused))
+    return ChipFits(model, engine, chip, tp, pcp, tuple(found))
+
+
+def draw_capacity(lines: Sequence[ChipFits], path: Path | str) -> str:
+    """Draw the lines; returns the picture's title. Raises ConfigError where nothing fits any chip."""
+    memories = [fit.memory for line in lines for fit in line.fits if fit.memory]
+    if not memories:
+        names = ", ".join(line.chip.name for line in lines)
+        raise ConfigError(f"no dcp leaves room for KV on {names}: use more ranks, or weights of fewer bits")
+    lead = lines[0]
+    ranks = lead.tp if lead.engine == "sglang" else lead.tp * lead.pcp
+    title = f"Tokens of context that fit {ranks} GPUs: {lead.model.name}, {lead.engine}, tp={lead.tp} pcp={lead.pcp}"
+    weights = {f"{memory.settings.weights.kind}: {memory.settings.weights.source}" for memory in memories}
+    share = memories[0].settings.utilization
+    caption = (
+        "Counted: caches and buffers from model and plan. Hardware file: memory of the chip. "
+        f"{share.kind.capitalize()}: {share.value:.0%} of it is used. Weights {'; '.join(sorted(weights))}.",
+        *_refusals(lines),
+        *_without_room(lines),
+    )
+    with sheet(path, title, caption, width=9.5, height=5.6) as figure:
+        ax = figure.subplots()
+        for at, line in enumerate(lines):
+            points = [(fit.dcp, fit.memory.tokens, bool(fit.refused)) for fit in line.fits if fit.memory]
+            if not points:
+                continue
+            colour, marker = COLOURS[at], MARKERS[at]
+            sizes, tokens, _ = zip(*points, strict=True)
+            ax.plot(sizes, tokens, color=colour, ls=DASHES[at % 4], lw=1.6, zorder=2)
+            for hollow in (False, True):
+                kept = [point[:2] for point in points if point[2] is hollow]
+                fill = "white" if hollow else colour
+                x, y = [dcp for dcp, _ in kept], [fitting for _, fitting in kept]
+                ax.plot(x, y, marker, mfc=fill, mec=colour, ms=8, mew=1.6)
+            ax.plot([], [], marker=marker, ls=DASHES[at % 4], color=colour, label=line.chip.label)
+        every = sorted({fit.dcp for line in lines for fit in line.fits})
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(every, [str(size) for size in every])
+        ax.minorticks_off()
+        ax.set_xlabel("dcp (ranks that split stored keys)")
+        ax.set_ylabel("tokens of context")
+        ax.set_ylim(0, 1.12 * max(memory.tokens for memory in memories))
+        shorten_axis(ax.yaxis)
+        ax.legend(loc="upper left")
+        _gains(ax, next(line for line in lines if any(fit.memory for fit in line.fits)))
+    return title
+
+
+def _gains(ax: "Axes", line: ChipFits) -> None:
+    """At a chip's points, how many times the tokens of its smallest dcp."""
+    points = [(fit.dcp, fit.memory.tokens) for fit in line.fits if fit.memory]
+    for dcp, tokens in points[1:]:
+        ax.annotate(
+            f"{tokens / points[0][1]:.2f}x", (dcp, tokens), xytext=(0, -15), textcoords="offset points", ha="center"
+        )
+
+
+def _refusals(lines: Sequence[ChipFits]) -> list[str]:
+    """Why marks are hollow."""
+    refused: dict[str, list[str]] = {}
+    for line in lines:
+        for fit in line.fits:
+            for rule in fit.refused:
+                refused.setdefault(rule, []).append(f"{line.chip.name} dcp {fit.dcp}")
+    if not refused:
+        return []
+    told = "; ".join(f"{rule} ({', '.join(where)})" for rule, where in refused.items())
+    return [f"Hollow: refused by {told}."]
+
+
+def _without_room(lines: Sequence[ChipFits]) -> list[str]:
+    missing = [f"{line.chip.name} dcp {fit.dcp}" for line in lines for fit in line.fits if fit.memory is None]
+    return [f"No room for KV, not drawn: {', '.join(missing)}."] if missing else []
