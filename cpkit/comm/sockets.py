@@ -182,6 +182,7 @@ class SocketChannel(SideChannel):
             if not self._wait(deadline - time.monotonic()):
                 late = sorted(rank for rank, peer in self._peers.items() if not peer.frames)
                 self._give_up(f"{what}: {spell_ranks(late)} did not come within {limit_s:g} s")
+        self._raise_heard()  # also when this rank came so late that the others have given up
         said = {rank: peer.frames.popleft() for rank, peer in self._peers.items()}
         said[self.rank] = self._own
         return [said[rank] for rank in sorted(said)]
@@ -215,14 +216,17 @@ class SocketChannel(SideChannel):
 
     def _look_around(self, what: str) -> None:
         """Raise what another rank has said, or who is gone without a word."""
-        heard = self._alarm()
-        if heard is not None:
-            self._has_alarmed = True  # they know
-            raise DesyncError(heard)
+        self._raise_heard()
         gone = sorted(rank for rank, peer in self._peers.items() if peer.is_gone and not peer.frames)
         if gone:
             is_one = len(gone) == 1
             self._give_up(f"{what}: {spell_ranks(gone)} {'is' if is_one else 'are'} gone: died, or ended before")
+
+    def _raise_heard(self) -> None:
+        heard = self._alarm()
+        if heard is not None:
+            self._has_alarmed = True  # they know
+            raise DesyncError(heard)
 
     def _wait(self, seconds: float) -> bool:
         """Read and write what can be; False when nothing could for so long."""

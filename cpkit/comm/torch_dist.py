@@ -189,7 +189,7 @@ class NcclComm(Comm):
         super().__init__(dist.get_rank(), topology, device)
         self._torch_groups = _TorchGroups(self, timeout_s)
         self._owns_job = owns_job
-        self._watch = Watch(self.rank, device.type == "cuda", timeout_s, self._heard, self._pass_on)
+        self._watch = Watch(self.rank, device, timeout_s, self._heard, self._pass_on)
 
     def close(self) -> None:
         """Destroy the groups, and leave the job if this comm opened it."""

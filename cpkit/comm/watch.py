@@ -1,18 +1,18 @@
 """A bound on collectives of a GPU, whose host waits wherever the program next reads a result, and would wait for ever.
 
-    host       enter call 5 ─ record event ─► goes on ... reads a result, and hangs in there
-    stream     ── call 4 ── event 4 ── call 5: a rank did not come ...
-    watch      event 4 is done       event 5 is not, since timeout_s: tell all ranks, end the process
+    host       calls 4, 5, 6 ─► goes on ... reads a result, and hangs in there
+    stream     ── call 4 ── call 5: a rank did not come ...
+    watch      puts an event behind call 6 ... not done for timeout_s: tells all ranks, ends the process
 
 Nothing else can be done from here: the thread that waits is inside the CUDA driver. torch's own watchdog would act, but
-only after a minute or more of writing its records.
+a minute or more later, since it writes its records first. The program pays for a note of each call, and no more; it
+must not capture a CUDA graph with collectives in it.
 """
 
 import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,12 +26,13 @@ GRACE_S = 1.0
 
 @dataclass(slots=True)
 class _Entry:
-    """A call that may not be done. event: behind it on the stream; None while the host is still inside the call."""
+    """A call, when it was entered and on which stream; it is_inside until the host has come back from it."""
 
     call: Call
     group: Group
     since: float
-    event: torch.cuda.Event | None = None
+    stream: torch.cuda.Stream | None
+    is_inside: bool = True
 
 
 class Watch:
@@ -42,39 +43,41 @@ class Watch:
     """
 
     def __init__(
-        self, rank: int, is_cuda: bool, timeout_s: float, heard: Callable[[], str | None], told: Callable[[str], None]
+        self,
+        rank: int,
+        device: torch.device,
+        timeout_s: float,
+        heard: Callable[[], str | None],
+        told: Callable[[str], None],
     ) -> None:
+        self.alarm: str | None = None
         self._rank = rank
-        self._is_cuda = is_cuda
+        self._device = device
         self._timeout_s = timeout_s
         self._heard = heard
         self._told = told
-        self._open: deque[_Entry] = deque()
-        self._spare: deque[torch.cuda.Event] = deque()
-        self.alarm: str | None = None
-        self._progress = time.monotonic()
         self._lock = threading.Lock()
+        self._new: list[_Entry] = []
+        self._watched: list[_Entry] = []
+        self._events: list[torch.cuda.Event] = []  # behind all that is watched
         self._stopped = threading.Event()
         threading.Thread(target=self._run, name="cpkit-watch", daemon=True).start()
 
     def enter(self, call: Call, group: Group) -> None:
         """A call begins."""
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        entry = _Entry(call, group, time.monotonic(), stream)
         with self._lock:
-            self._open.append(_Entry(call, group, time.monotonic()))
+            self._new.append(entry)
 
     def leave(self) -> None:
-        """It has been put on the current stream."""
-        if not self._is_cuda:
-            self.failed()  # it was done when it returned
-            return
-        event = self._spare.popleft() if self._spare else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._open[-1].event = event
+        """It is on the stream."""
+        self._new[-1].is_inside = False
 
     def failed(self) -> None:
         """It could not be put on the stream, and is not waited for."""
         with self._lock:
-            self._open.pop()
+            self._new.pop()
 
     def stop(self) -> None:
         """Watch no more."""
@@ -82,31 +85,38 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(POLL_S):
-            self.alarm = self._heard()
+            self.alarm = self.alarm or self._heard()
             if self.alarm is not None and not self._stopped.wait(GRACE_S):
                 self._end(self.alarm)
-            late = self._late()
-            if late is not None:
-                self._end(
-                    f"rank {self._rank} was left alone in {late}\n  the GPU did not get through it within "
-                    f"{self._timeout_s:g} s: a rank of the group died, is elsewhere, or did not come in time"
-                )
+            if not all(event.query() for event in self._events):  # type: ignore[no-untyped-call]
+                self._check(self._watched)
+                continue
+            with self._lock:
+                last = [entry for entry in self._new if entry.is_inside]
+                self._watched = [entry for entry in self._new if not entry.is_inside]
+                self._new = last
+            self._events = [_event_on(stream) for stream in {entry.stream for entry in self._watched} if stream]
+            self._check(last)
 
-    def _late(self) -> str | None:
-        """The oldest call that is not done, if nothing got done for too long."""
-        with self._lock:
-            while self._open:
-                oldest = self._open[0]
-                if oldest.event is None or not oldest.event.query():  # type: ignore[no-untyped-call]
-                    waited = time.monotonic() - max(oldest.since, self._progress)
-                    text = f"call {oldest.call.number} over {oldest.group}: {oldest.call}"
-                    return text if waited > self._timeout_s else None
-                self._open.popleft()
-                self._spare.append(oldest.event)
-                self._progress = time.monotonic()
-        return None
+    def _check(self, entries: list[_Entry]) -> None:
+        """End the process if the first of these calls has not got done for too long."""
+        if not entries or time.monotonic() - entries[0].since <= self._timeout_s:
+            return
+        first, others = entries[0], len(entries) - 1
+        more = f", or in one of the {others} that it entered next" if others else ""
+        self._end(
+            f"rank {self._rank} was left alone in call {first.call.number} over {first.group}: {first.call}{more}\n"
+            f"  the GPU did not get through it within {self._timeout_s:g} s: a rank of the group died, is elsewhere, "
+            "or did not come in time"
+        )
 
     def _end(self, text: str) -> None:
         self._told(text)
         print(f"rank {self._rank}: DesyncError: {text}", file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)  # type: ignore[no-untyped-call]
+    return event

@@ -141,7 +141,7 @@ def steps_between(mode: str) -> int:
 
 def _spell_head(step: int, every: int) -> str:
     place = "the end of its steps" if step == END else f"step {step}"
-    return place if every == 1 else f"{place}, with a guard at each {every}th"
+    return place if every == 1 else f"{place}, with a guard every {every} steps"
 
 
 def _digests(message: bytes) -> dict[str, str]:

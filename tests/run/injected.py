@@ -1,8 +1,11 @@
 """Runs with a fault injected, on ranks of any kind: what every rank raised, and when.
 
-python -m tests.run.injected FOLDER SIZE GUARD KIND...    each kind over one job; rank r writes FOLDER/KIND.GUARD.r
+python -m tests.run.injected FOLDER SIZE DEVICE KIND.GUARD...
+
+Each kind over one job of SIZE ranks on DEVICE, cpu or cuda; rank r writes FOLDER/KIND.GUARD.r.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -54,7 +57,8 @@ def program(kind, size, guard):
     steps, settings = case.steps, case.settings
     oracle = Oracle(TokenActivations(Generated(), steps.content, settings.model.num_heads))
     inject = kind and Injection(kind, culprit(size), STEP, 2 * LIMIT_S if kind == "stopped" else 0.0)
-    options = execute.RunOptions(verify="all", guard=guard, inject=inject, timeout_s=LIMIT_S)
+    verify = "none" if guard == "every" else "all"
+    options = execute.RunOptions(verify=verify, backend="torch", guard=guard, inject=inject, timeout_s=LIMIT_S)
 
     def run(comm):
         first = execute.run_rank(comm, steps, settings, oracle, options).findings.first
@@ -81,29 +85,31 @@ def simulate(kind, guard, folder, size=4):
     return told["text"], told["at"] - float(TimedInjector.began.read_text())
 
 
-def in_world(topology, run):
+def in_world(device, topology, run):
     """This process as a rank of a world of its own."""
-    with make_comm(topology, timeout_s=LIMIT_S) as comm:
+    with make_comm(topology, device=device, timeout_s=LIMIT_S) as comm:
         run(comm)
 
 
 def main():
-    folder, size, guard, *kinds = sys.argv[1:]
+    folder, size, device, *cases = sys.argv[1:]
     launch = detect()
-    meet = join(launch)
-    for kind in kinds:
+    meet = join(launch, device)
+    for case in cases:
+        kind, guard = case.split(".")
         TimedInjector.began = Path(folder) / f"{kind}.{guard}.began"
-        told = tell(partial(in_world, *program(kind, int(size), guard)))
+        told = tell(partial(in_world, device, *program(kind, int(size), guard)))
         (Path(folder) / f"{kind}.{guard}.{launch.rank}").write_text(json.dumps(told))
+        faulthandler.cancel_dump_traceback_later()  # a rank on a GPU that has failed is to end; here it goes on
         meet()
 
 
-def join(launch):
+def join(launch, device):
     """A barrier over a job that outlives its worlds."""
     if launch.kind == "torchrun":
         from cpkit.comm.torch_dist import open_job
 
-        open_job(launch, torch.device("cpu"), 60)
+        open_job(launch, torch.device(device, launch.local_rank) if device == "cuda" else torch.device(device), 60)
         return torch.distributed.barrier
     from mpi4py import MPI
 
