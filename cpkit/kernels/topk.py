@@ -2,8 +2,8 @@
 
 logits: [M, N] fp32, rows may lie apart; key_start, key_end: [M] int32. Row m chooses among the positions
 key_start[m] .. key_end[m] - 1 (cut to 0 .. N) and nothing outside them is read. Result: [M, k] int32, positions counted
-from key_start, -1 behind the last; which positions is fixed to the bit, in what order is not: the reference says best
-first, the kernel its own order, the same in every run.
+from key_start, -1 behind the last. Which positions is fixed to the bit; their order is the backend's: the reference and
+torch say best first, the kernels lowest position first.
 
 The order of keys: higher score first, then lower position; -0.0 equals +0.0; NaN is never chosen; -inf is, rather
 than -1.  k=3:
@@ -13,16 +13,15 @@ than -1.  k=3:
 
 Two kernels, one selection. On NVIDIA topk_cuda.py reads a row once. Elsewhere the kernel here, of plain Triton, finds
 the K-th score by bisecting its bits, eight parts at a time, which takes 11 passes over the row and one to pick.
-Both write positions in ascending order.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from cpkit.errors import ConfigError
+from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import check_positive, check_ranges, check_tensor
+from cpkit.kernels.checks import INT32_MAX, check_positive, check_ranges, check_tensor
 from cpkit.kernels.topk_cuda import topk_rows
 from cpkit.kernels.topk_torch import sorted_topk
 
@@ -131,6 +130,8 @@ def topk(
     check_tensor("key_end", key_end, torch.int32, (M,), logits.device)
     if logits.device.type == "cpu":
         check_ranges(key_start, key_end)
+    if max(N, logits.stride(0)) > INT32_MAX - 8192:  # positions of a last, partly empty tile
+        raise PlanError(f"logits has rows of {N} keys, {logits.stride(0)} apart: both must stay below 2^31; split rows")
     if out is None:
         out = torch.empty(M, k, dtype=torch.int32, device=logits.device)
     check_tensor("out", out, torch.int32, (M, k), logits.device)

@@ -112,6 +112,17 @@ def test_refusals():
         topk(logits, bound, bound.long(), 512)
     with pytest.raises(PlanError, match="logits"):
         topk(logits.double(), bound, bound, 512)
+    with pytest.raises(PlanError, match="2147483648 apart"):
+        topk(logits.as_strided((1, 8), (2**31, 1)), bound, bound, 512)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="16 million keys take the interpreter minutes")
+def test_positions_that_a_float_cannot_hold():
+    num_keys = 2**24 + 5001
+    logits = torch.arange(num_keys, device=DEVICE).float()[None]  # neighbours beyond 2^24 score the same
+    start, end = (torch.tensor([bound], dtype=torch.int32, device=DEVICE) for bound in (0, num_keys))
+    picked = topk(logits, start, end, 512)
+    assert picked.tolist() == topk(logits, start, end, 512, backend="torch").sort(dim=1).values.tolist()
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the host does not look at ranges")
