@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cost_links
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.model import load_model
@@ -278,6 +279,21 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])
 
 
+def links_table() -> str:
+    """Collectives of planned steps on two GPUs."""
+    if not cost_links.RESULT.exists():
+        return "No run is recorded yet."
+    result = json.loads(cost_links.RESULT.read_text(encoding="utf-8"))
+    measured = {row["what"]: row["ms"] for row in result["rows"]}
+    rows = []
+    for what, collective, seconds, kind in cost_links.step_collectives():
+        ms = measured[what]
+        size = f"{collective.bytes / collective.times / (1 << 20):,.2f} MiB"
+        error = f"{1e3 * seconds / ms - 1:+.1%}"
+        rows.append([f"{collective.op}: {what}", size, f"{ms:.4f} ms", f"{1e3 * seconds:.4f} ms", error, kind])
+    return markdown(["collective", "a rank puts in", "measured", "predicted", "error", "read"], rows)
+
+
 def assumptions_table() -> str:
     return markdown(["name", "value", "why"], [list(row) for row in Assumptions().rows()])
 
@@ -287,6 +303,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "steps": steps_table,
     "peers": peers_table,
     "blocks": blocks_table,
+    "links": links_table,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
