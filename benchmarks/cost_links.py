@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 benchmarks/cost_links.py     (PYTHONPATH=.; NCCL; writes results/cost_links.json)
 
-The collectives are those of steps of DeepSeek-V3.2 on two ranks, with their real sizes: prefills and decodes under pcp 2,
-under tp 2 with dcp 2, and the cost model's own of projections and experts. Each is captured COPIES times in a CUDA graph;
-the time is the median replay divided by the copies. `python benchmarks/cost_check.py docs` fills the page.
+The collectives are those of steps of DeepSeek-V3.2 on two ranks, with their real sizes: prefills and decodes under
+pcp 2, under tp 2 with dcp 2, and the cost model's own of projections and experts. Each is captured COPIES times in a
+CUDA graph; the time is the median replay divided by the copies. `benchmarks/cost_check.py docs` fills the page.
 """
 
 import statistics
@@ -105,15 +105,10 @@ def main() -> int:
         return 2
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    rows = [
-        {
-            "what": what,
-            "op": collective.op,
-            "bytes": collective.bytes // collective.times,
-            "ms": time_call(call(collective)),
-        }
-        for what, collective, _, _ in step_collectives()
-    ]
+    rows = []
+    for what, collective, _, _ in step_collectives():
+        size, ms = collective.bytes // collective.times, time_call(call(collective))
+        rows.append({"what": what, "op": collective.op, "bytes": size, "ms": ms})
     if dist.get_rank() == 0:
         write_result(RESULT, nccl=".".join(map(str, torch.cuda.nccl.version())), rows=rows)
         print(f"{len(rows)} collectives in {RESULT}")
