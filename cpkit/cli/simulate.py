@@ -12,6 +12,7 @@ from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, rea
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
+from cpkit.cli.simulate_pictures import Pictures, add_picture_flags
 from cpkit.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - prints them and nothing else")
+    add_picture_flags(output)
     output.add_argument(
         "--save-violation",
         default="violation.json",
@@ -144,18 +146,22 @@ def run(args: argparse.Namespace) -> int:
     for path in ("-" if args.json is None else args.json, args.save_violation):
         check_folder(path)
     settings = read_settings(args)
+    clock = read_clock(args, settings)
     pool = _pool(args, settings)
     replay = read_replay(args, settings, pool)
     trace = read_trace(args.trace, seed=args.seed, skip_bad=args.skip_bad)
     line = ProgressLine()
-    try:
-        simulation = simulate(trace, settings, replay, clock=read_clock(args, settings), on_progress=line.show)
-    finally:
-        line.clear()
+    with Pictures(args, clock, settings) as pictures:
+        try:
+            simulation = simulate(trace, settings, replay, clock=clock, on_step=pictures.add, on_progress=line.show)
+        finally:
+            line.clear()
+    report = simulate_report(simulation, pool.source)
+    pictures.write_page(simulation, report)
     if args.json is not None:
         write_json(args.json, {**simulation.to_json(), "kv_pool_source": pool.source})
     if args.json != "-":
-        emit(simulate_report(simulation, pool.source))
+        emit("\n".join([report, *pictures.lines(simulation)]))
     return _exit_code(args, settings, simulation)
 
 

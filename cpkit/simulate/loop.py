@@ -66,11 +66,13 @@ def simulate(
     replay: ReplaySettings,
     *,
     clock: PlannedClock | None = None,
+    on_step: Callable[[ScheduledStep], None] = lambda step: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Simulation:
     """Replay a trace to its end, or to replay.max_steps; an interrupt (Ctrl-C) ends it early with what there is.
 
     clock: of the steps' durations, of the same settings; None: a rough estimate, and no figures of cost.
+    on_step: called with each step as it is scheduled.
     Raises ConfigError for settings that cannot work with this trace, before the first step, or when a planning process
     is killed, and PlanError for a step that no plan can fit into the budget.
     """
@@ -87,10 +89,15 @@ def simulate(
         seed=replay.seed,
     )
     pressure = Pressure()
+
+    def seen(step: ScheduledStep) -> None:
+        pressure.add(step)
+        on_step(step)
+
     stats = scheduler.stats
     records: list[StepRecord] = []
     complete = False
-    steps = planned(lots(scheduler, settings, replay.max_steps, pressure), settings, replay)
+    steps = planned(lots(scheduler, settings, replay.max_steps, seen), settings, replay)
     with suppress(KeyboardInterrupt), closing(steps):
         for lot, lot_records in steps:
             records.extend(lot_records)
@@ -117,18 +124,20 @@ def check_merge(trace: Trace, settings: StepSettings) -> None:
         settings.model.check_merge(settings.topology)
 
 
-def lots(scheduler: Scheduler, settings: StepSettings, max_steps: int | None, pressure: Pressure) -> Iterator[Lot]:
-    """The steps of a replay, several at a time where planning one is quick; each is added to pressure."""
-    steps = watched(islice(scheduler, max_steps), pressure)
+def lots(
+    scheduler: Scheduler, settings: StepSettings, max_steps: int | None, on_step: Callable[[ScheduledStep], None]
+) -> Iterator[Lot]:
+    """The steps of a replay, several at a time where planning one is quick; on_step sees each of them."""
+    steps = watched(islice(scheduler, max_steps), on_step)
     lot_size = max(1, LOT_PLANS // settings.topology.replica_size)
     while lot := tuple((step.index, step.batch) for step in islice(steps, lot_size)):
         yield Lot(lot, scheduler.stats)
 
 
-def watched(steps: Iterator[ScheduledStep], pressure: Pressure) -> Iterator[ScheduledStep]:
-    """The steps as they are, each added to pressure on its way."""
+def watched(steps: Iterator[ScheduledStep], on_step: Callable[[ScheduledStep], None]) -> Iterator[ScheduledStep]:
+    """The steps as they are, each shown to on_step on its way."""
     for step in steps:
-        pressure.add(step)
+        on_step(step)
         yield step
 
 
