@@ -11,7 +11,7 @@ import cpkit
 
 PACKAGE = Path(cpkit.__file__).parent
 FLOORS = (
-    ("errors", "arrays", "digest", "layers"),
+    ("errors", "arrays", "digest", "layers", "processes"),
     ("topology", "batch", "hf_config"),
     ("model",),
     ("budget",),

@@ -18,6 +18,7 @@ import cpkit
 from cpkit.batch import Batch
 from cpkit.digest import digest
 from cpkit.errors import ConfigError, InputError, PlanError
+from cpkit.processes import interrupts_held, interrupts_ignored, leave_with_parent
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost_model import CostModel
@@ -171,19 +172,24 @@ def _replayed(jobs: Sequence[_Job], processes: int) -> Iterator[tuple[Candidate,
         for job in jobs:
             yield job.candidate, _replay(job)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        pending = {pool.submit(_replay, job): job.candidate for job in jobs}
-        try:
-            for future in as_completed(pending):
-                yield pending[future], future.result()
-        except BrokenProcessPool as error:
-            raise ConfigError(
-                f"one of {processes} processes was ended from outside, most likely for want of memory: use fewer"
-            ) from error
-        finally:
-            for future in pending:
-                future.cancel()
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=leave_with_parent)
+    try:
+        with interrupts_held():
+            pending = {pool.submit(_replay, job): job.candidate for job in jobs}
+        for future in as_completed(pending):
+            yield pending[future], future.result()
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"one of {processes} processes was ended from outside, most likely for want of memory: use fewer"
+        ) from error
+    except (KeyboardInterrupt, GeneratorExit):
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()  # a replay may take minutes, and what is done is kept
+        raise
+    finally:
+        with interrupts_ignored():
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _replay(job: _Job) -> Outcome | str:

@@ -1,6 +1,11 @@
 """Sweeps: which deployments are tried, replays that go on where they were, and what beats what."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -228,3 +233,20 @@ def test_bad_usage_is_refused_on_one_line(trace_file, capsys, flags, message):
     assert main(["sweep", str(trace_file), *flags]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_an_interrupt_keeps_what_was_replayed(trace_file, tmp_path):
+    path = tmp_path / "results.jsonl"
+    rows = [f"{0.1 * i:.1f},{20_000 + i},{40 + i % 7}" for i in range(100)]
+    trace_file.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]) + "\n")
+    command = [sys.executable, "-m", "cpkit", "sweep", str(trace_file), "--processes", "2", "--results", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    for _ in range(1200):
+        if path.exists() and path.read_text().count("\n") >= 2:
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to every process of the command
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and not out and b"Traceback" not in err
+    lines = path.read_text().splitlines()
+    assert len(lines) >= 2 and all(json.loads(line) for line in lines)
