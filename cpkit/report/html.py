@@ -13,7 +13,7 @@ from cpkit.report.simulate_report import BALANCE_NAMES
 from cpkit.report.table import count, micros, plural, share, size
 from cpkit.report.words import merge_text, partition_text, sizes_text
 from cpkit.simulate.cost import ReplayCost
-from cpkit.simulate.result import Simulation
+from cpkit.simulate.result import Simulation, quantiles
 
 STYLE = """
 :root { color-scheme: light }
@@ -21,9 +21,8 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff; mar
        max-width: 1100px }
 h1 { font-size: 1.3em; margin: .2em 0 } h2 { font-size: 1.05em; margin: 0 0 .4em }
 p { margin: .3em 0 } .note { color: #666; font-size: .88em }
-main { display: grid; gap: 22px; margin-top: 16px;
-       grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)) }
-section { min-width: 0 }
+main { columns: 340px; column-gap: 22px; margin-top: 16px }
+section { break-inside: avoid; padding-bottom: 20px }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .9em; width: 100% }
 th, td { padding: 3px 8px 3px 0; text-align: right; border-bottom: 1px solid #e5e5e5;
@@ -35,6 +34,9 @@ pre { overflow-x: auto; font-size: 12px; background: #f6f6f6; padding: 8px }
 """
 COLUMNS = 240
 """Columns of time in a picture of levels."""
+
+MAX_PARTS = 12
+"""Stages and collectives that are drawn; the smallest share a bar."""
 
 
 def page(simulation: Simulation, seen: Levels, report: str) -> str:
@@ -124,13 +126,14 @@ def _replay(simulation: Simulation) -> Iterator[str]:
 def _waits(simulation: Simulation) -> Iterator[str]:
     stats, cost = simulation.stats, simulation.cost
     clock = "the step clock, a rough estimate" if cost is None else f"the cost model of {cost.chip}, an estimate"
-    rows = [
-        ["time to first token", *map(duration, (simulation.ttft_s.p50, simulation.ttft_s.p99))],
-        ["time to last token", *map(duration, (simulation.latency_s.p50, simulation.latency_s.p99))],
-    ]
-    if cost is not None:
-        rows.append(["time in the queue", *map(duration, (cost.queue_s.p50, cost.queue_s.p99))])
-        rows.append(["time per output token", *map(duration, (cost.tpot_s.p50, cost.tpot_s.p99))])
+    waits = {
+        "time to first token": stats.ttft_s,
+        "  of it in the queue": stats.queue_s,
+        "time per output token": stats.tpot_s,
+        "time to last token": stats.latency_s,
+    }
+    found = {name: quantiles(values) for name, values in waits.items()}
+    rows = [[name, duration(two.p50), duration(two.p99)] for name, two in found.items()]
     yield section("Waits", table(["", "p50", "p99"], rows), note(f"Times by {clock}."))
     yield section("Time to first token", distribution("Distribution of the time to first token", stats.ttft_s, _wait))
     yield section(
@@ -161,13 +164,11 @@ def _pressure(simulation: Simulation, seen: Levels) -> Iterator[str]:
     yield section("Peaks", table(["", "peak", "limit", "of limit"], rows))
     yield section(
         "KV blocks held",
-        levels("KV blocks held over time", [("blocks", held)], end_s, lambda value: f"{value:,.4g}"),
+        levels("KV blocks held over time", [("blocks", held)], end_s, _whole),
         note(f"Of {usable:,} usable blocks; each column shows the most in its span of time."),
     )
     lines = [(name, seen.columns(name, COLUMNS, end_s)) for name in ("running", "waiting")]
-    yield section(
-        "Requests", levels("Requests running and waiting over time", lines, end_s, lambda value: f"{value:,.4g}")
-    )
+    yield section("Requests", levels("Requests running and waiting over time", lines, end_s, _whole))
 
 
 def _cost(cost: ReplayCost) -> Iterator[str]:
@@ -184,6 +185,9 @@ def _cost(cost: ReplayCost) -> Iterator[str]:
     parts += [(f"{name} (collective)", seconds) for name, seconds in cost.collectives.items()]
     total = sum(seconds for _, seconds in parts)
     ordered = [(name, seconds) for name, seconds in sorted(parts, key=lambda part: -part[1]) if seconds]
+    if len(ordered) > MAX_PARTS:
+        others = ordered[MAX_PARTS - 1 :]
+        ordered[MAX_PARTS - 1 :] = [(f"{len(others)} others", sum(seconds for _, seconds in others))]
     yield section(
         "Where the steps' seconds go",
         bars(
@@ -196,16 +200,13 @@ def _cost(cost: ReplayCost) -> Iterator[str]:
         idle = [(str(rank), part) for rank, part in cost.idle.items()]
         yield section(
             "Idle ranks",
-            columns("Share of the steps' time that a rank waits", idle, lambda part: share(part, 1.0), "rank"),
+            columns("Share of the steps' time that a rank waits", idle, lambda part: f"{100 * part:.3g}%", "rank"),
             note("Share of the steps' time that the first rank of each PCP place waits for slower ones."),
         )
 
 
 def _plans(simulation: Simulation) -> Iterator[str]:
-    balance = [
-        [BALANCE_NAMES[name], f"{quantiles.p50:.3f}", f"{quantiles.p99:.3f}"]
-        for name, quantiles in simulation.balance.items()
-    ]
+    balance = [[BALANCE_NAMES[name], f"{two.p50:.3f}", f"{two.p99:.3f}"] for name, two in simulation.balance.items()]
     yield section(
         "Balance over ranks", table(["", "p50", "p99"], balance), note("Largest / mean in each step; 1.000 is even.")
     )
@@ -228,6 +229,10 @@ def _plans(simulation: Simulation) -> Iterator[str]:
         [f"all {simulation.num_ranks:,} ranks", micros(every.p50), micros(every.p99)],
     ]
     yield section("Planner, time a step", table(["", "p50", "p99"], planner), note("Measured here."))
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 5 or value == int(value) else f"{value:.1f}"
 
 
 def _wait(seconds: float) -> str:

@@ -43,9 +43,12 @@ def distribution(title: str, values: FloatArray, unit_text: Text) -> str:
 
     marks = _marks(low, high)
     body = [*_shares(), *(_tick_x(x(mark), unit_text(mark)) for mark in marks)]
-    shares = np.linspace(0, 1, min(len(positive), 200))
-    at = np.maximum(np.ceil(shares * len(positive)).astype(np.int64) - 1, 0)
-    points = [f"{x(float(positive[i])):.1f},{_y(float(share)):.1f}" for i, share in zip(at, shares, strict=True)]
+    points, share = [], 0.0
+    for at in np.unique(np.linspace(0, len(positive) - 1, 200).astype(np.int64)).tolist():
+        across = x(float(positive[at]))
+        points.append(f"{across:.1f},{_y(share):.1f}")
+        share = (at + 1) / len(positive)
+        points.append(f"{across:.1f},{_y(share):.1f}")
     body.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLOURS[0]}" stroke-width="2"/>')
     for number, quantile in enumerate(QUANTILES):
         value = float(np.quantile(values, quantile, method="lower"))
@@ -61,8 +64,10 @@ def levels(title: str, lines: Sequence[tuple[str, FloatArray]], end_s: float, va
     top = max((float(values.max(initial=0)) for _, values in lines), default=0.0) or 1.0
     most = nice(top)
     body = [_tick_y(_y(share), value_text(most * share)) for share in (0, 0.5, 1)]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        body.append(_tick_x(LEFT + (WIDTH - LEFT - RIGHT) * share, f"{end_s * share:,.4g}"))
+    step_s = nice((end_s or 1.0) / 5)
+    for tick in range(int((end_s or 1.0) / step_s) + 1):
+        at_s = tick * step_s
+        body.append(_tick_x(LEFT + (WIDTH - LEFT - RIGHT) * at_s / (end_s or 1.0), f"{at_s:,.6g}"))
     for number, (name, values) in enumerate(lines):
         colour, step = COLOURS[number], (WIDTH - LEFT - RIGHT) / max(len(values), 1)
         corners = []
@@ -132,9 +137,9 @@ def _decades(low: float, high: float) -> tuple[float, float]:
 
 
 def _marks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade between two exponents, at most six of them."""
+    """Round numbers between two exponents, at most six of them."""
     decades = range(math.floor(low), math.ceil(high) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    for steps in ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         found = [step * 10.0**decade for decade in decades for step in steps]
         inside = [value for value in found if low <= math.log10(value) <= high]
         if len(inside) <= 6:
