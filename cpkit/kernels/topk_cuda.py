@@ -6,14 +6,18 @@ Where rows are few, several blocks share one and the last of them to finish sele
 
     64 rows x 131,072 keys on 132 multiprocessors, 2 blocks each      4 blocks a row
 
-Torch looks for the headers of a CUDA toolkit before it compiles; none are used, so CUDA_HOME may name any folder.
+No CUDA toolkit is needed: the compiler comes with torch, and topk.cu includes no header.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import cpp_extension
 
 CAPACITY = 8192
 """Keys that a block can select among: THREADS * HELD of topk.cu."""
@@ -21,6 +25,7 @@ THREADS = 512
 BLOCKS_PER_SM = 2
 SHARED_BYTES = 8 * CAPACITY + 4 * 2048 + 4 * 2 * 3 * 16 + 16
 """sizeof(Shared) of topk.cu."""
+OPTIONS = ["--std=c++17", "--device-as-default-execution-space"]
 KERNELS = ("topk_rows", "topk_bounds", "topk_survivors")
 
 
@@ -59,8 +64,20 @@ def _compiled(device: int) -> dict[str, Any]:
     from torch.cuda._utils import _cuda_load_module, _nvrtc_compile  # not in builds of torch without CUDA
 
     source = resources.files("cpkit.kernels").joinpath("topk.cu").read_text()
-    binary, _ = _nvrtc_compile(source, KERNELS[0], nvcc_options=["--std=c++17", "--device-as-default-execution-space"])
+    with _any_toolkit():
+        binary, _ = _nvrtc_compile(source, KERNELS[0], nvcc_options=OPTIONS)
     kernels: Any = _cuda_load_module(binary, list(KERNELS))
     for kernel in kernels.values():
         kernel.set_shared_memory_config(SHARED_BYTES)
     return dict(kernels)
+
+
+@contextmanager
+def _any_toolkit() -> Iterator[None]:
+    """Torch refuses to compile where it finds no folder of a toolkit's headers, although none are included."""
+    found = cpp_extension.CUDA_HOME
+    cpp_extension.CUDA_HOME = found or str(Path(__file__).parent)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = found
