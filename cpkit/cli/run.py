@@ -98,8 +98,8 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "--backend",
         choices=("auto", "torch", "triton"),
         default="auto",
-        help="kernels of the indexer (default: triton on GPUs, torch on CPUs); sizes that triton's do not take are "
-        "refused, and on a CPU it runs under TRITON_INTERPRET=1 alone",
+        help="kernels of metadata and indexer (default: triton on GPUs, torch on CPUs); sizes that triton's do not "
+        "take are refused, and on a CPU it runs under TRITON_INTERPRET=1 alone",
     )
     program.add_argument(
         "--timeout",

@@ -17,7 +17,7 @@ def run_report(
     """The whole report; where: what the ranks were; data: of the activations; mode: of the verification."""
     lines = [
         *_setting(steps, settings, where, data),
-        *_kernels(settings, reports),
+        f"Kernels   metadata and indexer: {reports[0].backend}; attention and merge: torch",
         "",
         *_verified(settings, reports, mode),
         "",
@@ -59,13 +59,6 @@ def _setting(steps: RunSteps, settings: StepSettings, where: str, data: str) -> 
         f"Steps     {plural(len(steps.batches), 'step')} of {steps.name}: {plural(tokens, 'query token')}",
         f"Data      {data}",
     ]
-
-
-def _kernels(settings: StepSettings, reports: Sequence[RankReport]) -> list[str]:
-    """Only an indexer's kernels come in two kinds so far."""
-    if not any(layer.runs_index for layer in settings.model.layers):
-        return []
-    return [f"Kernels   logits and top-k of the indexer: {reports[0].backend}; attention and merge: torch"]
 
 
 def _verified(settings: StepSettings, reports: Sequence[RankReport], mode: str) -> list[str]:

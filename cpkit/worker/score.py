@@ -14,6 +14,7 @@ import torch
 from cpkit.builders.indexer_metadata import IndexerDecode
 from cpkit.errors import ConfigError
 from cpkit.kernels.candidates import local_candidates
+from cpkit.kernels.checks import check_ranges
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS, mqa_logits
 from cpkit.kernels.paged_mqa_logits import PAGE_KEYS, paged_mqa_logits
@@ -76,7 +77,8 @@ def token_order(first_key: int) -> KeyOrder:
 def workspace_logits(
     queries: IndexQueries, keys: Workspace, key_start: torch.Tensor, key_end: torch.Tensor, *, backend: str
 ) -> torch.Tensor:
-    """[tokens, keys] fp32, written inside each token's range alone."""
+    """[tokens, keys] fp32, written inside each token's range alone. Raises PlanError for a backward range."""
+    check_ranges(key_start, key_end)  # the kernels see it on a CPU alone, where looking is free
     return mqa_logits(queries.q, keys.values, keys.scales, queries.weights, key_start, key_end, backend=backend)
 
 

@@ -118,9 +118,7 @@ def test_rank_that_refuses_its_step_is_named(capsys, monkeypatch):
 def test_backend_that_ran_is_told(capsys):
     assert run_json(capsys, *PROMPTS, *SMALL)[1]["backend"] == "torch"
     assert main(["run", *PROMPTS, *SMALL]) == 0
-    assert "logits and top-k of the indexer: torch" in capsys.readouterr().out
-    assert main(["run", *PROMPTS, *SMALL, "--model", "deepseek-v4-flash", "--layer", "swa"]) == 0
-    assert "Kernels" not in capsys.readouterr().out
+    assert "metadata and indexer: torch; attention and merge: torch" in capsys.readouterr().out
     assert main(["run", *PROMPTS, *SMALL, "--backend", "triton"]) == 2
     assert "rank 0 raised ConfigError: backend='triton' with" in capsys.readouterr().err
 
