@@ -122,12 +122,22 @@ def sort_out(
     return allowed, refused
 
 
+def engine_sizes(candidate: Candidate, engine: str) -> dict[str, Any]:
+    """A candidate's sizes as an engine counts them: SGLang's tp is the replica, which prefill CP is cut out of."""
+    given: dict[str, Any] = {"tp": candidate.tp, "pcp": candidate.pcp, "dcp": candidate.dcp}
+    given["block_size"] = candidate.block_size
+    if engine != "sglang":
+        return given | ({"interleave": candidate.interleave} if candidate.dcp > 1 else {})
+    given["tp"] *= candidate.pcp
+    if candidate.pcp > 1:
+        strategy = "interleave" if candidate.partition == "round_robin" else "zigzag"
+        given |= {"prefill_cp": True, "cp_strategy": strategy}
+    return given
+
+
 def candidate_memory(candidate: Candidate, model: Model, chip: Chip, engine: str, limits: Limits) -> Memory:
     """Memory of a rank of a candidate; raises ConfigError with the first rule that refuses it, or what does not fit."""
-    given = {"tp": candidate.tp, "pcp": candidate.pcp, "dcp": candidate.dcp, "block_size": candidate.block_size}
-    if candidate.dcp > 1:
-        given["interleave"] = candidate.interleave
-    deployment, _ = complete(engine, model, chip, given)
+    deployment, _ = complete(engine, model, chip, engine_sizes(candidate, engine))
     if broken := refusals(deployment):
         raise ConfigError(f"{broken[0].rule.id}: {broken[0].sentence}")
     budget = {**limits.budget, "max_num_batched_tokens": candidate.max_num_batched_tokens}

@@ -98,27 +98,29 @@ def screen(
 ) -> tuple[list[Allowed], list[Refused]]:
     """The candidates worth replaying, at most limit, and the others with the reason.
 
-    Of each number of GPUs those come first whose GPUs spend least time on an average request, as far as one prefill
-    step and one decode step tell; numbers of GPUs take turns.
+    First come those whose GPUs spend least time on an average request, as far as one prefill step and one decode step
+    tell; numbers of GPUs take turns, and so do ways of splitting queries and keys, to be compared with each other.
     """
     if limit is None or len(allowed) <= limit:
         return list(allowed), []
     spent = {one.candidate: gpu_seconds(one, trace, setting) for one in allowed}
-    by_gpus: dict[int, list[Allowed]] = {}
+    ranked: dict[tuple[bool, bool, int], list[Allowed]] = {}
+    least: dict[int, Candidate] = {}
     for one in sorted(allowed, key=lambda one: spent[one.candidate]):
-        by_gpus.setdefault(one.candidate.gpus, []).append(one)
-    ordered = [(place, gpus, one) for gpus, ranked in by_gpus.items() for place, one in enumerate(ranked)]
-    ordered.sort(key=lambda item: item[:2])
-    kept = [one for _, _, one in ordered[:limit]]
+        candidate = one.candidate
+        least.setdefault(candidate.gpus, candidate)
+        ranked.setdefault((candidate.pcp > 1, candidate.dcp > 1, candidate.gpus), []).append(one)
+    turns = [(place, *kind, one) for kind, group in ranked.items() for place, one in enumerate(group)]
+    ordered = [turn[-1] for turn in sorted(turns, key=lambda turn: turn[:-1])]
     out = [
         Refused(
             one.candidate,
             f"not replayed (--limit {limit}): an average request takes {spent[one.candidate]:,.1f} GPU-seconds, "
-            f"{spent[by_gpus[gpus][0].candidate]:,.1f} with {by_gpus[gpus][0].candidate.name}",
+            f"{spent[least[one.candidate.gpus]]:,.1f} with {least[one.candidate.gpus].name}",
         )
-        for _, gpus, one in ordered[limit:]
+        for one in ordered[limit:]
     ]
-    return kept, out
+    return ordered[:limit], out
 
 
 def gpu_seconds(one: Allowed, trace: Trace, setting: SweepSetting) -> float:
