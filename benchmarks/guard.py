@@ -2,7 +2,8 @@
 
 python benchmarks/guard.py [--ranks 4] [--steps 400]        writes benchmarks/results/guard.json
 
-exchange     the messages of all ranks, digests ready
+exchange     the messages of all ranks, digests ready, one exchange behind another
+gloo         an all-gather of as many bytes, for comparison
 check        digests of the plan, then the exchange: a step that waits for its guard
 start, wait  the same begun early, with 5 ms of other work between, as on a GPU that still runs the step before
 CPU          of one rank and step, which other processes of a busy machine do not stretch as they do the time
@@ -51,14 +52,15 @@ def measure(num_ranks, num_steps):
     from cpkit.topology import Topology
 
     topology = Topology(tp=num_ranks, dcp=num_ranks, interleave=64)
-    tables = np.arange(64 * 40).reshape(64, 40) + 1
+    tables = np.arange(64 * 125).reshape(64, 125) + 1
     batch = Batch.from_lens([8000] * 64, [1] * 63 + [512], block_tables=tables)
     with make_comm(topology, timeout_s=60) as comm:
         plan = plan_step(batch, topology, load_model("deepseek-v3.2"), Budget(1 << 20), rank=comm.rank)
         guard, channel = StepGuard(comm, limit_s=60), comm.side_channel()
         message = bytes(MESSAGE.size)
-        times = {name: [] for name in ("exchange", "digests", "check", "start", "wait")}
-        cpu = 0.0
+        times = {name: [] for name in ("exchange", "gloo", "digests", "check", "start", "wait")}
+        rows = list(torch.empty(num_ranks, MESSAGE.size, dtype=torch.uint8))
+        own = torch.zeros(MESSAGE.size, dtype=torch.uint8)
 
         def take(name, call):
             begin = time.perf_counter()
@@ -66,13 +68,14 @@ def measure(num_ranks, num_steps):
             times[name].append(time.perf_counter() - begin)
             comm.ledger.expect(None)
 
-        for step in range(num_steps):
-            comm.barrier("world")
-            begin = time.process_time()
+        begin = time.process_time()
+        for _ in range(num_steps):
             take("exchange", lambda: channel.exchange(message, 60, "exchange"))
-            cpu += time.process_time() - begin
+        cpu = time.process_time() - begin
+        for _ in range(num_steps):
+            take("gloo", lambda: torch.distributed.all_gather(rows, own))
+        for step in range(num_steps):
             take("digests", plan.digests)
-            comm.barrier("world")
             take("check", lambda step=step: guard.check(2 * step, plan))
             take("start", lambda step=step: guard.start(2 * step + 1, plan))
             time.sleep(WORK_S)

@@ -29,7 +29,13 @@ _TOKEN_BYTES = 16
 _FRAME = struct.Struct("<cI")
 _GREETING = struct.Struct(f"<{_TOKEN_BYTES}sI")
 _DATA, _ALARM = b"D", b"A"
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
+LOOK_MS = 20
+"""How long a rank waits for one other before it looks at all."""
+
+WRITE_S = 0.001
+"""How long it lets others read, when what it sends does not fit their buffers."""
+
 _ALARM_BYTES = 1 << 15
 """Longest text of an alarm: it must fit an empty socket buffer, as an alarm waits for nobody."""
 
@@ -95,6 +101,8 @@ class _Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
         self.connection = connection
+        self.poll = select.poll()
+        self.poll.register(connection, select.POLLIN)
         self.frames: deque[bytes] = deque()
         self.alarm: str | None = None
         self.is_gone = False
@@ -177,11 +185,17 @@ class SocketChannel(SideChannel):
         for peer in self._peers.values():
             if not peer.frames:
                 peer.read()
-        while any(not peer.frames or peer.has_unsent for peer in self._peers.values()):
-            self._look_around(what)
-            if not self._wait(deadline - time.monotonic()):
-                late = sorted(rank for rank, peer in self._peers.items() if not peer.frames)
-                self._give_up(f"{what}: {spell_ranks(late)} did not come within {limit_s:g} s")
+        for peer in self._peers.values():
+            while not peer.frames or peer.has_unsent:
+                # woken by this rank alone: by the time that it has come, most others have
+                if not peer.is_gone and not peer.has_unsent and peer.poll.poll(LOOK_MS):
+                    peer.read()
+                    continue
+                self._look_around(what)
+                time.sleep(WRITE_S if peer.has_unsent else 0)
+                if time.monotonic() > deadline:
+                    late = sorted(rank for rank, peer in self._peers.items() if not peer.frames)
+                    self._give_up(f"{what}: {spell_ranks(late)} did not come within {limit_s:g} s")
         self._raise_heard()  # also when this rank came so late that the others have given up
         said = {rank: peer.frames.popleft() for rank, peer in self._peers.items()}
         said[self.rank] = self._own
@@ -215,7 +229,10 @@ class SocketChannel(SideChannel):
             peer.connection.close()
 
     def _look_around(self, what: str) -> None:
-        """Raise what another rank has said, or who is gone without a word."""
+        """Read and write what can be; raise what another rank has said, or who is gone without a word."""
+        for peer in self._peers.values():
+            peer.flush()
+            peer.read()
         self._raise_heard()
         gone = sorted(rank for rank, peer in self._peers.items() if peer.is_gone and not peer.frames)
         if gone:
@@ -227,20 +244,6 @@ class SocketChannel(SideChannel):
         if heard is not None:
             self._has_alarmed = True  # they know
             raise DesyncError(heard)
-
-    def _wait(self, seconds: float) -> bool:
-        """Read and write what can be; False when nothing could for so long."""
-        poll = select.poll()
-        by_number = {}
-        for peer in self._peers.values():
-            if not peer.is_gone:
-                poll.register(peer.connection, select.POLLIN | (select.POLLOUT if peer.has_unsent else 0))
-                by_number[peer.connection.fileno()] = peer
-        ready = poll.poll(max(0.0, seconds) * 1000)
-        for number, _ in ready:
-            by_number[number].flush()
-            by_number[number].read()
-        return bool(ready)
 
     def _give_up(self, text: str) -> None:
         self.alarm(text)

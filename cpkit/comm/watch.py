@@ -118,5 +118,5 @@ class Watch:
 
 def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(stream)  # type: ignore[no-untyped-call]
+    event.record(stream)
     return event

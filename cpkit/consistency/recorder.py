@@ -35,6 +35,7 @@ FORMAT = "cpkit-record-1"
 FOLDER_VARIABLE = "CPKIT_RECORD"
 RUN_VARIABLE = "CPKIT_RECORD_RUN"
 _MOST_REMEMBERED = 10_000
+_LISTS = (list, tuple)  # a union would be made anew at every call
 
 _active: "Recorder | None" = None
 
@@ -247,9 +248,9 @@ def _tensors(args: tuple[Any, ...], named: dict[str, Any], method: Method) -> Se
     if method.at < 0:
         return ()
     given = args[method.at] if len(args) > method.at else named.get(method.name, ())
-    if not isinstance(given, list | tuple):
+    if not isinstance(given, _LISTS):
         return [given]
-    if given and isinstance(given[0], list | tuple):
+    if given and isinstance(given[0], _LISTS):
         return [tensor for row in given for tensor in row]
     return given
 
