@@ -22,6 +22,9 @@ from cpkit.comm.side_channel import SideChannel
 from cpkit.errors import DesyncError
 
 ADDRESS_BYTES = 256
+GREETING_S = 5.0
+"""How long a caller may be silent."""
+
 CONNECT_S = 60.0
 """How long ranks that have just met may take to connect."""
 
@@ -79,8 +82,11 @@ class Listener:
     def _accept(self, peers: dict[int, socket.socket], token: bytes, deadline: float) -> None:
         self._server.settimeout(_left(deadline))
         caller, _ = self._server.accept()
-        caller.settimeout(_left(deadline))
-        said = caller.recv(_GREETING.size, socket.MSG_WAITALL)
+        caller.settimeout(min(GREETING_S, _left(deadline)))
+        try:
+            said = caller.recv(_GREETING.size)
+        except OSError:
+            said = b""
         if len(said) < _GREETING.size or _GREETING.unpack(said)[0] != token:
             caller.close()  # a stranger: ports are scanned
             return
@@ -153,7 +159,7 @@ class _Peer:
             payload = bytes(self._arrived[_FRAME.size : end])
             del self._arrived[:end]
             if kind == _ALARM:
-                self.alarm = payload.decode()
+                self.alarm = payload.decode(errors="replace")  # a long text is cut anywhere
             else:
                 self.frames.append(payload)
 
