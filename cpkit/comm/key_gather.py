@@ -52,7 +52,8 @@ class KeyGather(ABC):
     def __init__(self, comm: Comm, dim: int) -> None:
         self._comm, self._dim = comm, dim
         self._stream: torch.cuda.Stream | None = None
-        if comm.device.type == "cuda":
+        # threads of one process exchange tensors on the one stream that they share
+        if comm.device.type == "cuda" and not comm.shares_process:
             # short, and the next workspace waits for it: before what the caller has queued
             self._stream = torch.cuda.Stream(comm.device, priority=-1)  # type: ignore[no-untyped-call]
 
@@ -129,16 +130,21 @@ class SymmetricGather(KeyGather):
         return out
 
 
+def check_gather(gather: str) -> None:
+    """Raise ConfigError unless there is a gather of this name."""
+    if gather not in GATHERS:
+        raise ConfigError(f"gather {gather!r}: use one of {', '.join(GATHERS)}")
+
+
 def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend: str, timeout_s: float) -> KeyGather:
     """The gather that was named, one of GATHERS; made by all ranks of the DCP group at the same place.
 
     max_keys: the most that one rank contributes to a workspace. timeout_s: how long a rank waits for the others, where
     the comm itself does not limit it. Raises ConfigError for another name, or a comm that cannot.
     """
+    check_gather(gather)
     if gather == "collective":
         return CollectiveGather(comm, dim, backend)
-    if gather != "symmetric":
-        raise ConfigError(f"gather {gather!r}: use one of {', '.join(GATHERS)}")
     if not isinstance(comm, NcclComm):
         raise ConfigError(
             f"gather symmetric over {type(comm).__name__}: ranks read each other's GPU memory, so it takes comm torch "

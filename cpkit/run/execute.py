@@ -38,7 +38,8 @@ class RunOptions:
     comm: auto, sim, torch or mpi. device: cpu or cuda. verify: all, sample or none; seed: of the sample. timeout_s: how
     long a rank waits for the others of a collective. backend: of the indexer's kernels: torch, triton, or auto, which
     is triton on GPUs and torch on CPUs. guard: steps before which ranks compare their plans: every, sample:K or off.
-    inject: what one rank does wrong, if anything.
+    inject: what one rank does wrong, if anything. gather: how index keys of all shards are gathered: collective, or
+    symmetric, out of the other GPUs' memory.
     """
 
     comm: str = "auto"
@@ -49,6 +50,7 @@ class RunOptions:
     backend: str = "auto"
     guard: str = "every"
     inject: Injection | None = None
+    gather: str = "collective"
 
     def __post_init__(self) -> None:
         if self.verify not in MODES:
@@ -108,7 +110,15 @@ def run_rank(comm: Comm, steps: RunSteps, settings: StepSettings, oracle: Oracle
     backend = choose_backend(None if options.backend == "auto" else options.backend, comm.device)
     injector = Injector(options.inject, comm)
     guard = StepGuard(injector.comm, options.guard, limit_s=options.timeout_s)
-    program = RankProgram(injector.comm, settings, steps.pool, oracle.source, backend)
+    program = RankProgram(
+        injector.comm,
+        settings,
+        steps.pool,
+        oracle.source,
+        backend,
+        gather=options.gather,
+        timeout_s=options.timeout_s,
+    )
     verifier = Verifier(oracle, comm.rank, options.verify, options.seed)
     selections, outputs = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     clock = program.clock

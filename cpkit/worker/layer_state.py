@@ -11,6 +11,7 @@ from cpkit.builders.indexer_metadata import IndexerMetadata
 from cpkit.builders.swa import SwaBuilder, SwaConfig
 from cpkit.builders.swa_metadata import SwaMetadata
 from cpkit.comm.base import Comm
+from cpkit.comm.key_gather import KeyGather
 from cpkit.layers import Layer
 from cpkit.settings import StepSettings
 from cpkit.worker.caches import LayerCaches, make_caches
@@ -39,10 +40,15 @@ class StepMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerState:
-    """One layer on one rank. backend: of its indexer's kernels. indexer, swa: as in StepMetadata."""
+    """One layer on one rank.
+
+    backend: of its indexer's kernels. gather: of its index keys, where prefill rows score those of all shards. indexer,
+    swa: as in StepMetadata.
+    """
 
     layer: Layer
     backend: str
+    gather: KeyGather | None
     caches: LayerCaches
     indexer: IndexerBuilder | None
     swa: SwaBuilder | None
@@ -55,7 +61,9 @@ class LayerState:
         )
 
 
-def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, backend: str) -> LayerState:
+def make_state(
+    layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, backend: str, gather: KeyGather | None
+) -> LayerState:
     """Fresh caches and builders; raises ConfigError for a layer that the program, or the backend, cannot run."""
     topology, budget = settings.topology, settings.budget
     caches = make_caches(layer, topology, pool.num_blocks, comm.device)
@@ -92,4 +100,4 @@ def make_state(layer: Layer, settings: StepSettings, pool: Pool, comm: Comm, bac
             device=comm.device,
             backend=backend,
         )
-    return LayerState(layer, backend, caches, indexer, swa)
+    return LayerState(layer, backend, gather, caches, indexer, swa)

@@ -79,7 +79,8 @@ class LayerStep:
     @property
     def selector(self) -> Selector:
         """Selects from this layer's keys."""
-        return Selector(self.comm, self.state.layer, self.state.caches, self.places, self.state.backend)
+        state = self.state
+        return Selector(self.comm, state.layer, state.caches, self.places, state.backend, state.gather)
 
     def queries(self) -> IndexQueries:
         """Index queries of all own tokens."""

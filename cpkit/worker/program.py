@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from cpkit.comm.base import Comm
+from cpkit.comm.connect import TIMEOUT_S
+from cpkit.comm.key_gather import check_gather, make_key_gather
 from cpkit.comm.ledger import Total, compare
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.planner.collectives import Collective
@@ -42,14 +44,24 @@ class StepResult:
 class RankProgram:
     """One rank's program; the model's layers run one after another, one of each kind that the model lists.
 
-    source: gives a rank its activations. backend: of the indexer's kernels, torch or triton. clock: seconds by stage so
-    far. collectives: calls and bytes so far, by (op, group, what): what was issued is held to the plan's list layer by
-    layer, so this is either. Raises ConfigError for a model, a world or a backend that cannot be run, in run_step
-    PlanError for a batch, and DesyncError where the ranks, or a rank and its plan, disagree.
+    source: gives a rank its activations. backend: of the indexer's kernels, torch or triton. gather: how index keys of
+    all shards are gathered, collective or symmetric (comm/key_gather.py); timeout_s: how long the latter waits for a
+    rank. clock: seconds by stage so far. collectives: calls and bytes so far, by (op, group, what): what was issued is
+    held to the plan's list layer by layer, so this is either. Raises ConfigError for a model, a world, a backend or a
+    gather that cannot be run, in run_step PlanError for a batch, and DesyncError where the ranks, or a rank and its
+    plan, disagree.
     """
 
     def __init__(
-        self, comm: Comm, settings: StepSettings, pool: Pool, source: InputSource, backend: str = "torch"
+        self,
+        comm: Comm,
+        settings: StepSettings,
+        pool: Pool,
+        source: InputSource,
+        backend: str = "torch",
+        *,
+        gather: str = "collective",
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         if settings.topology.dp * settings.topology.pp > 1:
             raise ConfigError(
@@ -61,7 +73,17 @@ class RankProgram:
         self.source = source
         self.clock = StageClock(comm.device)
         self.collectives: Totals = {}
-        self.layers = [make_state(layer, settings, pool, comm, backend) for layer in settings.model.layers]
+        check_gather(gather)
+        self._gathers = {
+            dim: make_key_gather(comm, gather, dim=dim, max_keys=max_keys, backend=backend, timeout_s=timeout_s)
+            for dim, max_keys in _gathered_keys(settings).items()
+        }
+        self.layers = [
+            make_state(
+                layer, settings, pool, comm, backend, self._gathers.get(layer.index.head_dim if layer.index else 0)
+            )
+            for layer in settings.model.layers
+        ]
 
     def run_step(self, plan: StepPlan) -> StepResult:
         """Run a planned step; every rank of the replica enters with a plan of the same batch."""
@@ -81,6 +103,8 @@ class RankProgram:
             own = self.source.hidden(places, self.settings.model.hidden_size)
             hidden = gather_hidden(self.comm, places, own)
         self._hold_to_plan(plan.collectives.step, "the end of the step")
+        for gather in self._gathers.values():
+            gather.check()
         return StepResult(places, tuple(all_inputs), tuple(results), hidden)
 
     def _hold_to_plan(self, planned: Sequence[Collective], where: str) -> None:
@@ -93,3 +117,12 @@ class RankProgram:
             key = one.op, one.group, one.what
             before = self.collectives.get(key, Total(0, 0))
             self.collectives[key] = Total(before.calls + 1, before.bytes + one.bytes)
+
+
+def _gathered_keys(settings: StepSettings) -> dict[int, int]:
+    """Most index keys that a rank sends for a workspace, by values of a key; none where prefills gather no keys."""
+    topology = settings.topology
+    if topology.pcp == 1 or topology.dcp == 1:
+        return {}
+    dims = sorted({layer.index.head_dim for layer in settings.model.layers if layer.index and layer.runs_index})
+    return dict.fromkeys(dims, settings.budget.workspace_tokens // topology.dcp)

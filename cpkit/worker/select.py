@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 
+from cpkit.arrays import IntArray
 from cpkit.builders.indexer_metadata import IndexerChunk, IndexerDecode
 from cpkit.comm.base import Comm
+from cpkit.comm.key_gather import KeyGather, in_turn
 from cpkit.kernels.candidates import best_candidates, global_topk, pack_candidates
-from cpkit.kernels.index_cache import pack_index_keys, unpack_index_keys
+from cpkit.kernels.table_keys import KeyTable
 from cpkit.kernels.table_slots import table_slots
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
@@ -34,13 +37,17 @@ from cpkit.worker.score import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selector:
-    """Selects the keys of one layer's query tokens on one rank; backend: of the logits and of their top-k."""
+    """Selects the keys of one layer's query tokens on one rank.
+
+    backend: of the logits and of their top-k. gather: of the keys, where prefill rows score those of all shards.
+    """
 
     comm: Comm
     layer: Layer
     caches: LayerCaches
     places: Places
     backend: str
+    gather: KeyGather | None
 
     @property
     def topk(self) -> int:
@@ -52,8 +59,9 @@ class Selector:
         """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside."""
         gathers = spans[0][0].gather is not None
         found: list[Candidates] = []
-        for span in spans:
-            keys = self.gathered_keys(span[0]) if gathers else self.local_keys(span[0])
+        firsts = [span[0] for span in spans]
+        workspaces = self.gathered_keys(firsts) if gathers else map(self.local_keys, firsts)
+        for span, keys in zip(spans, workspaces, strict=True):
             order = token_order(span[0].key_span[0]) if gathers else self.shard_order(span[0].first_local)
             of_span = [self.candidates(run, queries, keys, order) for run in span]
             found = [self.better(*both) for both in zip(found, of_span, strict=True)] if found else of_span
@@ -73,20 +81,36 @@ class Selector:
         """Keys of this rank's shard, request after request, in local order."""
         return Workspace(*self.caches.index_keys(self.workspace_slots(chunk)))
 
-    def gathered_keys(self, chunk: IndexerChunk) -> Workspace:
-        """Keys of all shards in token order."""
-        rows = pack_index_keys(*self.caches.index_keys(self.workspace_slots(chunk)))
-        gathered = self.comm.all_gather(rows, "dcp", what="index_keys")
-        return Workspace(*unpack_index_keys(gathered[chunk.deinterleave_idx()]))
+    def gathered_keys(self, chunks: Sequence[IndexerChunk]) -> Iterator[Workspace]:
+        """Keys of all shards in token order, of one chunk after another."""
+        assert self.gather is not None and self.caches.index is not None, "prefill rows gather what an indexer scores"
+        tables = ((self.caches.index, self.workspace_table(chunk)) for chunk in chunks)
+        interleave = self.places.plan.shards[self.layer.compress_ratio].interleave
+        return (Workspace(*keys) for keys in in_turn(self.gather, tables, interleave=interleave))
+
+    def workspace_table(self, chunk: IndexerChunk) -> KeyTable:
+        """Where the chunk's keys lie in this rank's cache."""
+        lens = (self.held(chunk) - chunk.first_local).clip(min=0).astype(np.int32)
+        return KeyTable(
+            chunk.local_key_start_loc,
+            chunk.block_tables,
+            torch.tensor(lens, device=chunk.block_tables.device),
+            chunk.num_local_keys,
+            self.caches.states_per_block,
+            chunk.first_local,
+        )
+
+    def held(self, chunk: IndexerChunk) -> IntArray:
+        """[rows] int64, keys that this rank stores of each row's request."""
+        req = self.places.rank.rows.req[chunk.row_start : chunk.row_stop]
+        return self.places.plan.shards[self.layer.compress_ratio].local_lens(self.places.rank.dcp_rank)[req]
 
     def workspace_slots(self, chunk: IndexerChunk) -> torch.Tensor:
         """[num_local_keys] int64, cache slots of the chunk's keys on this rank; -1 where a larger shard has more."""
-        req = self.places.rank.rows.req[chunk.row_start : chunk.row_stop]
-        held = self.places.plan.shards[self.layer.compress_ratio].local_lens(self.places.rank.dcp_rank)[req]
         return table_slots(
             chunk.local_key_start_loc,
             chunk.block_tables,
-            torch.tensor(held, device=chunk.block_tables.device),
+            torch.tensor(self.held(chunk), device=chunk.block_tables.device),
             chunk.num_local_keys,
             block_size=self.caches.states_per_block,
             first_key=chunk.first_local,
