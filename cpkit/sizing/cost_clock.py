@@ -2,7 +2,7 @@
 
 planned    every batch is planned for the ranks that differ, one for each PCP rank, and its plan is costed
 quick      batches of decodes alone are read from a grid of planned ones (requests x mean context); the others are
-           planned for the first and the last PCP rank, of which one has the most work under every partition
+           planned for the first PCP rank, and under contiguous parts for the last: one of them has the most work
 """
 
 import math
@@ -73,7 +73,9 @@ class QuickClock:
     def __init__(self, model: CostModel, settings: StepSettings, longest: int) -> None:
         self._model, self._settings = model, settings
         topology = settings.topology
-        self._ranks = sorted({0, topology.replica_size - topology.tp})
+        # rank 0 has as many decodes as any rank, and as long a part of a prompt but under contiguous parts
+        last = topology.replica_size - topology.tp
+        self._ranks = [0, last] if settings.partition == "contiguous" and last else [0]
         self._grid = DecodeGrid(model, settings, longest)
 
     def step_seconds(self, batch: Batch) -> float:
