@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
 
 FORMAT = "cpkit-run-1"
 COMMS = ("auto", "sim", "torch", "mpi")
+GATHERS = ("collective", "symmetric")  # of comm/key_gather.py, which needs torch
 
 DESCRIPTION = """\
 Run steps of one layer on every rank of a replica and compare with an unsharded float64 oracle: selected keys, outputs,
@@ -102,6 +103,13 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "take are refused, and on a CPU it runs under TRITON_INTERPRET=1 alone",
     )
     program.add_argument(
+        "--gather",
+        choices=GATHERS,
+        default="collective",
+        help="how index keys of all shards are gathered: by an all-gather, or out of the other GPUs' memory "
+        "(default: %(default)s)",
+    )
+    program.add_argument(
         "--timeout",
         type=positive_number,
         default=TIMEOUT_S,
@@ -169,7 +177,15 @@ def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings,
     kind = choose(args.comm, launch)
     inject = None if args.inject is None else Injection.parse(args.inject)
     options = RunOptions(
-        kind, args.device, args.verify, args.seed, args.timeout, args.backend, guard=args.guard, inject=inject
+        kind,
+        args.device,
+        args.verify,
+        args.seed,
+        args.timeout,
+        args.backend,
+        guard=args.guard,
+        inject=inject,
+        gather=args.gather,
     )
     steps = _read_steps(args, settings)
     if inject is not None:

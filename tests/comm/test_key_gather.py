@@ -2,7 +2,8 @@
 
 import pytest
 
-from cpkit.comm.key_gather import in_turn, make_key_gather
+from cpkit.cli import run
+from cpkit.comm.key_gather import GATHERS, in_turn, make_key_gather
 from cpkit.comm.simulated import run_ranks
 from cpkit.errors import ConfigError
 from cpkit.topology import Topology
@@ -34,6 +35,10 @@ def test_every_key_finds_its_place(world, interleave):
             assert sent == [("all_gather", "dcp", "index_keys", "uint8", size) for size in sizes]
 
     run_ranks(Topology(**world), program)
+
+
+def test_the_command_line_names_the_same_gathers():
+    assert run.GATHERS == GATHERS
 
 
 def test_gathers_that_cannot_be():
