@@ -11,14 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from cpkit.activations.generate import Generated
 from cpkit.comm.connect import make_comm
-from cpkit.comm.key_gather import in_turn, make_key_gather
+from cpkit.comm.key_gather import GATHERS, in_turn, make_key_gather
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.errors import DesyncError, PlanError
 from cpkit.kernels.gather_keys import packed_bytes
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys
+from cpkit.oracle import Oracle
+from cpkit.run.execute import RunOptions, run_rank
 from cpkit.topology import Topology
+from cpkit.worker.token_activations import TokenActivations
 from tests.comm.key_shards import BLOCK, DIM, STEPS, check_keys, workspace
+from tests.worker.worlds import Case
 
 LAST = Path(__file__).with_name("last_rank.py")
 
@@ -66,6 +71,23 @@ def test_caches_are_read_where_they_lie(job, interleave):
         check_keys(keys, lens, extents, "direct")
         peers.meet(0, what="index_keys")
         peers.check()
+
+
+@pytest.mark.parametrize(("kind", "interleave"), [("dsa", 1), ("c4a", 16)])
+def test_steps_select_the_same_keys_by_either_gather(job, kind, interleave):
+    """Whole steps that gather chunks and key spans; they count the same collectives too."""
+    tight = {"workspace_tokens": 512, "logits_bytes": 4 * 640, "max_num_batched_tokens": 48}
+    case = Case(kind, interleave, {"pcp": job.world_size, "dcp": job.world_size}, budget=tight)
+    steps, settings = case.steps, case.settings
+    oracle = Oracle(TokenActivations(Generated(7, "exact"), steps.content, settings.model.num_heads))
+    reports = []
+    for gather in GATHERS:
+        options = RunOptions(verify="all", backend="torch", gather=gather, timeout_s=30)
+        with make_comm(settings.topology, kind="torch", device="cuda", timeout_s=60) as comm:
+            reports.append(run_rank(comm, steps, settings, oracle, options))
+        assert reports[-1].findings.first is None, f"{gather}: {reports[-1].findings.first}"
+    assert len({report.selections for report in reports}) == 1
+    assert reports[0].calls == reports[1].calls and reports[0].bytes == reports[1].bytes
 
 
 def test_a_workspace_larger_than_the_buffers_is_refused(job):

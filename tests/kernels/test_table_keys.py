@@ -62,7 +62,7 @@ NOTHING = ([0] * DIM, 0.0)
     [
         pytest.param([3, 2], [3, 2], 0, id="drawn"),
         pytest.param([0, 5, 0], [0, 7, 0], 0, id="padded-to-a-larger-shard-between-empty-rows"),
-        pytest.param([63, 64, 65], [64, 64, 65], 0, id="around-a-program"),
+        pytest.param([63, 64, 65], [64, 64, 65], 0, id="b89-a-program-spans-many-pages"),
         pytest.param([9], [5], 4, id="later-key-span"),
         pytest.param([9], [7], 4, id="later-key-span-with-padding"),
         pytest.param([0], [0], 0, id="no-keys"),
