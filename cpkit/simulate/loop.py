@@ -7,20 +7,18 @@ kept in step order: the result is the same for any number of processes.
 """
 
 import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from time import perf_counter
 
 from cpkit.batch import Batch
 from cpkit.errors import ConfigError
+from cpkit.processes import interrupts_held, interrupts_ignored, leave_with_parent
 from cpkit.settings import StepSettings
 from cpkit.simulate.cost import summarise_cost
 from cpkit.simulate.pressure import Pressure
@@ -179,44 +177,3 @@ def record_lot(
 ) -> list[StepRecord]:
     """Plan and check some steps; runs in whichever process."""
     return [record_step(settings, index, batch, check=replay.checks(index)) for index, batch in steps]
-
-
-def leave_with_parent() -> None:
-    """Called in a planning process: end when the one that replays is gone, however it was ended."""
-
-    def watch() -> None:
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches all of a terminal's: the one that replays decides.
-
-    They inherit the blocked signal; here it waits, and is delivered afterwards.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def interrupts_ignored() -> Iterator[None]:
-    """A second Ctrl-C does not break into the end of the processes, which would then hang on what it left undone.
-
-    Only a main thread can be broken into, and only where Ctrl-C means what it usually does.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or handler is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
