@@ -123,6 +123,11 @@ class Kernels:
         return self.assumptions.head_tile or (64 if self.chip.is_nvidia else 16)
 
     @cached_property
+    def peaks_source(self) -> str:
+        """What is said of a time that rests on the chip's peaks."""
+        return f"peaks of {self.chip.name}, at assumed shares of them"
+
+    @cached_property
     def peaks(self) -> dict[str, float]:
         """Peak flops of the chip by dtype."""
         return {dtype: peak(self.chip, dtype) for dtype in WIDER}

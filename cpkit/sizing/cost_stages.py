@@ -9,27 +9,30 @@ from cpkit.sizing.cost_work import RankWork, RatioWork, attended_keys
 from cpkit.sizing.figures import Figure
 from cpkit.step import StepPlan
 
-ROOFLINE = "peaks of {}, at assumed shares of them"
 BF16_ROW_BYTES = 1152
 """A latent row of 576 values that a prefill kernel reads, made from the cache's fp8."""
+
+
+NO_WORK = Figure(0.0, "counted", "no work")
 
 
 class Sum:
     """Adds up figures; what is left is the total with the source of the largest part."""
 
     def __init__(self) -> None:
-        self.seconds, self.largest = 0.0, Figure(0.0, "counted", "no work")
+        self._seconds, self._most, self._largest = 0.0, -1.0, NO_WORK
 
     def add(self, figure: Figure, times: int = 1) -> None:
         """One part, so many times."""
-        self.seconds += times * figure.value
-        if times * figure.value >= self.largest.value:
-            self.largest = Figure(times * figure.value, figure.kind, figure.source)
+        seconds = times * figure.value
+        self._seconds += seconds
+        if seconds > self._most:
+            self._most, self._largest = seconds, figure
 
     @property
     def total(self) -> Figure:
         """All parts together."""
-        return Figure(self.seconds, self.largest.kind, self.largest.source)
+        return Figure(self._seconds, self._largest.kind, self._largest.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class RankStages:
         return self.kernels.product(flops, weights * size, share, "fp8" if size == 1 else "bf16", launches)
 
     def _roofline(self, seconds: float) -> Figure:
-        return Figure(seconds, "hardware", ROOFLINE.format(self.kernels.chip.name))
+        return Figure(seconds, "hardware", self.kernels.peaks_source)
 
 
 def _value(figure: Figure) -> float:
