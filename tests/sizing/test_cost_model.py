@@ -122,7 +122,10 @@ def test_dcp_splits_the_indexer_of_decodes_and_pays_in_collectives():
     assert {"query_heads", "candidates", "lse", "outputs"} <= eight.collective_s().keys() - one.collective_s().keys()
 
 
-def test_pcp_splits_what_tensor_parallelism_repeats():
+def test_b95_index_work_that_tp_repeats_is_seen_and_split_by_pcp_or_dcp():
+    alone, repeated = (max(cost_of(PREFILL, 0, tp=tp).stage_s()["index"]) for tp in (1, 8))
+    assert repeated == pytest.approx(alone), "tp leaves every rank the whole indexer"
+    assert max(cost_of(PREFILL, 0, tp=8, dcp=8).stage_s()["index"]) < 0.5 * repeated
     before, after = cost_of(PREFILL, 0, tp=8), cost_of(PREFILL, 0, tp=4, pcp=2)
     assert max(after.stage_s()["index"]) == pytest.approx(0.5 * max(before.stage_s()["index"]), rel=0.1)
     assert after.seconds() < before.seconds()
