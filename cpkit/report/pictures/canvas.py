@@ -70,11 +70,11 @@ def sheet(path: str | Path, title: str, caption: Sequence[str], *, width: float,
 
 
 def short(number: float) -> str:
-    """A number in at most four figures.  950 -> 950, 1234 -> 1.23k, 2.5e13 -> 25T"""
+    """A number in three figures.  950 -> 950, 1234 -> 1.23k, 999999 -> 1M, 2.5e13 -> 25T"""
     for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= scale:
-            return f"{number / scale:.3g}{letter}" if abs(number) < 999.5 * scale else f"{number / scale:,.0f}{letter}"
-    return f"{number:.3g}" if number != int(number) else f"{number:.0f}"
+        if abs(number) >= 0.9995 * scale:
+            return f"{number / scale:.3g}{letter}"
+    return f"{number:.3g}"
 
 
 def tokens_text(number: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cpkit.arrays import FloatArray, IntArray, ceil_div
+from cpkit.arrays import BoolArray, FloatArray, IntArray, ceil_div
 from cpkit.planner.interleave import local_lens
 from cpkit.report.pictures.canvas import PALE, SHARES, rank_ticks, sheet
 from cpkit.report.table import plural
@@ -141,8 +141,8 @@ def draw_ownership(plan: StepPlan, path: Path | str) -> str:
         top, bottom = figure.subplots(2, 1, sharex=True)
         _map(figure, top, computed_share(plan, columns), "Computes in this step (grey: computed before)")
         _map(figure, bottom, stored_share(plan, columns), "Stores, keys of the whole context")
-        for at in np.flatnonzero(columns.is_new == 0).tolist():
-            top.axvspan(at - 0.5, at + 0.5, color=PALE, lw=0, zorder=0)
+        for start, stop in _runs(columns.is_new == 0):
+            top.axvspan(start - 0.5, stop - 0.5, color=PALE, lw=0, zorder=0)
         axes = {top: [f"pcp {rank.pcp_rank}" for rank in plan.ranks], bottom: _dcp_places(plan)}
         for ax, places in axes.items():
             ticks = rank_ticks(len(plan.ranks))
@@ -154,6 +154,12 @@ def draw_ownership(plan: StepPlan, path: Path | str) -> str:
                 _cell_borders(ax, len(plan.ranks), len(columns.req))
         _requests(plan, columns, top, bottom)
     return title
+
+
+def _runs(flags: BoolArray) -> list[tuple[int, int]]:
+    """Half-open runs of true flags.  1 1 0 1 -> [0, 2) [3, 4)"""
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _dcp_places(plan: StepPlan) -> list[str]:

@@ -35,6 +35,9 @@ def draw_pareto(sweep: Sweep, aim: Aim, path: Path | str) -> str:
         _panel(left, choice, "first token p99", [outcome.ttft_s[1] for outcome in best], aim.ttft_s, 0)
         _panel(right, choice, "time per output token p99", [outcome.tpot_s[1] for outcome in best], aim.tpot_s, 1)
         _names(names, choice, named)
+        figure.draw_without_rendering()
+        for which, ax in enumerate((left, right)):
+            _numbers(ax, choice, which)
     return title
 
 
@@ -66,8 +69,14 @@ def _panel(ax: "Axes", choice: Choice, name: str, waits: Sequence[float], aim: f
     ax.set_title(name)
     ax.set_xlabel("tokens/s a GPU")
     ax.set_ylabel("logarithmic" if not which else "")
-    labels = [(x, y, str(i + 1)) for i, (x, y) in enumerate(zip(rates, waits, strict=True)) if i < MAX_NAMED]
-    place_labels(ax, labels, ringed=None if choice.take is None else choice.best.index(choice.take))
+
+
+def _numbers(ax: "Axes", choice: Choice, which: int) -> None:
+    """The numbers of the named outcomes at their points; the axes are laid out."""
+    named = _named(choice)
+    labels = [(_rate(outcome), (outcome.ttft_s, outcome.tpot_s)[which][1], str(number)) for number, outcome in named]
+    ringed = next((at for at, (_, outcome) in enumerate(named) if outcome is choice.take), None)
+    place_labels(ax, labels, ringed=ringed)
 
 
 def _rate(outcome: Outcome) -> float:
@@ -79,7 +88,12 @@ def _gpus(choice: Choice) -> list[int]:
 
 
 def _named(choice: Choice) -> list[tuple[int, Outcome]]:
-    return list(enumerate(choice.best[:MAX_NAMED], 1))
+    """(number, outcome) of those that are numbered and named."""
+    numbered = list(enumerate(choice.best, 1))
+    named = numbered[:MAX_NAMED]
+    if choice.take is not None and all(outcome is not choice.take for _, outcome in named):
+        named[-1] = next(pair for pair in numbered if pair[1] is choice.take)
+    return named
 
 
 def _names(ax: "Axes", choice: Choice, named: Sequence[tuple[int, Outcome]]) -> None:
