@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ def digest(value: Any) -> str:
     state = hashlib.blake2b(digest_size=8)
     _feed(state.update, value)
     return state.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def repeated_digest(value: Any) -> str:
+    """The digest of a hashable value that comes back step after step, such as a model: read once, then remembered."""
+    return digest(value)
 
 
 def _feed(update: Any, value: Any) -> None:
@@ -33,8 +40,13 @@ def _feed(update: Any, value: Any) -> None:
         _feed(update, sorted(value.items()))
     elif is_dataclass(value):
         update(f"<{type(value).__name__}".encode())
-        for field in fields(value):
-            _feed(update, getattr(value, field.name))
+        for name in _field_names(type(value)):
+            _feed(update, getattr(value, name))
     else:
         kind = getattr(value, "dtype", type(value).__name__)
         raise TypeError(f"no digest for {kind}: plans hold whole numbers, strings, arrays of them and dataclasses")
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -12,7 +12,7 @@ import numpy as np
 from cpkit.arrays import IntArray, ceil_div
 from cpkit.batch import Batch
 from cpkit.budget import Budget
-from cpkit.digest import digest
+from cpkit.digest import digest, repeated_digest
 from cpkit.errors import ConfigError, PlanError
 from cpkit.model import Model
 from cpkit.planner.chunks import Chunk, split_chunks, widen
@@ -24,6 +24,10 @@ from cpkit.planner.rows import Rows, rank_rows
 from cpkit.planner.shard import Shards, shard_kv
 from cpkit.planner.slots import NULL_BLOCK
 from cpkit.topology import Topology
+
+
+_REPEATED = frozenset({"topology", "model", "budget", "collectives"})
+"""Fields of a plan that are often equal from step to step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +92,7 @@ class StepPlan:
         }
         if self.topology.dcp > 1:
             shared |= {"chunks": lead.chunks, "gathers": lead.gathers}
-        return {name: digest(value) for name, value in shared.items()}
+        return {name: (repeated_digest if name in _REPEATED else digest)(value) for name, value in shared.items()}
 
 
 def plan_step(
