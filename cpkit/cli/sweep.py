@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import INTERRUPTED
+from cpkit.cli.options import MERGES
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.errors import ConfigError
@@ -65,6 +66,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     tried.add_argument("--partitions", default="head-tail", metavar="NAME,NAME", help="of prompts (default: head-tail)")
     tried.add_argument(
         "--interleaves", type=int_list, default=[0], metavar="N,N", help="tokens; 0: the block size (default: 0)"
+    )
+    tried.add_argument(
+        "--dcp-comm-backend", choices=MERGES, default=MERGES[0], help="how DCP ranks merge (default: %(default)s)"
     )
     tried.add_argument(
         "--limit", type=whole_number, metavar="N", help="replay so many, chosen by a rough estimate (default: all)"
@@ -138,12 +142,14 @@ def run(args: argparse.Namespace) -> int:
         chip=on.name,
         budget=default_budget(model, max_num_seqs=args.max_num_seqs),
         max_model_len=longest,
+        engine=args.engine,
+        merge=args.dcp_comm_backend,
         assumptions=Assumptions(overlap=args.overlap),
         seed=args.seed,
     )
     trace = read_requests(args)
     results = Results(None if args.results is None else Path(args.results), trace, setting)
-    allowed, refused = sort_out(model, on, args.engine, limits, _choices(args))
+    allowed, refused = sort_out(model, on, args.engine, limits, _choices(args), setting.merge)
     chosen, left_out = screen(allowed, trace, setting, args.limit)
     line = StatusLine()
 
@@ -161,9 +167,9 @@ def run(args: argparse.Namespace) -> int:
     aim = Aim(args.ttft, args.tpot)
     choice, refused = choose(outcomes, aim), [*refused, *left_out, *failed]
     if args.json is not None:
-        write_json(args.json, sweep_data(trace, setting, args.engine, choice, refused, aim))
+        write_json(args.json, sweep_data(trace, setting, choice, refused, aim))
     if args.json != "-":
-        emit(sweep_report(trace, setting, args.engine, choice, refused, perf_counter() - start))
+        emit(sweep_report(trace, setting, choice, refused, perf_counter() - start))
     return 0
 
 

@@ -15,14 +15,12 @@ FORMAT = "cpkit-sweep-report-1"
 MAX_LOSERS = 40
 
 
-def sweep_report(
-    trace: Trace, setting: SweepSetting, engine: str, choice: Choice, refused: Sequence[Refused], wall_s: float
-) -> str:
+def sweep_report(trace: Trace, setting: SweepSetting, choice: Choice, refused: Sequence[Refused], wall_s: float) -> str:
     """The whole report; refused: candidates that were not replayed to their end."""
     replayed = len(choice.best) + len(choice.losers)
     lines = [
         f"Trace     {trace.name} ({trace.format}), {plural(len(trace.requests), 'request')}",
-        f"Model     {setting.model.name} on {setting.chip}, legal for {engine}; "
+        f"Model     {setting.model.name} on {setting.chip}, legal for {setting.engine}; "
         f"{setting.max_model_len:,} tokens a request",
         f"Sweep     {plural(replayed, 'deployment')} replayed, {len(refused):,} not; {duration(wall_s)}",
         *[f"Note      {note}" for note in trace.notes],
@@ -40,7 +38,7 @@ def sweep_report(
 
 
 def sweep_data(
-    trace: Trace, setting: SweepSetting, engine: str, choice: Choice, refused: Sequence[Refused], aim: Aim
+    trace: Trace, setting: SweepSetting, choice: Choice, refused: Sequence[Refused], aim: Aim
 ) -> dict[str, Any]:
     """Plain data: what `cpkit sweep --json` writes."""
     return {
@@ -48,7 +46,7 @@ def sweep_data(
         "trace": {"name": trace.name, "format": trace.format, "requests": len(trace.requests)},
         "model": setting.model.name,
         "chip": setting.chip,
-        "engine": engine,
+        "engine": setting.engine,
         "max_model_len": setting.max_model_len,
         "merge": setting.merge,
         "assumptions": {name: value for name, value, _ in setting.assumptions.rows()},

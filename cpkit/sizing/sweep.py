@@ -5,7 +5,7 @@ GPUs 16 = 2 replicas x (tp 4 x pcp 2), dcp of 1, 2, 8; interleave, partition and
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpkit.errors import ConfigError, PlanError
@@ -16,6 +16,7 @@ from cpkit.sizing.memory import Memory
 from cpkit.sizing.memory_deployment import Limits, memory_of
 from cpkit.sizing.rules import refusals
 from cpkit.sizing.rules_defaults import complete
+from cpkit.sizing.rules_deployment import Deployment
 from cpkit.topology import legal_dcp_sizes
 
 MAX_TP = 16
@@ -45,7 +46,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Short and unique in a sweep.  16 GPUs: 2x tp4 pcp2 dcp8, 8k"""
+        """Short, and unique among those of as many GPUs.  2x tp4 pcp2 dcp8, 8k"""
         tokens = self.max_num_batched_tokens
         budget = f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
         turns = f" i{self.interleave}" if self.dcp > 1 and self.interleave != self.block_size else ""
@@ -59,9 +60,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a sweep varies. gpus: totals; None of the others' values are repeated in a sweep.
+    """What a sweep varies, beside the sizes of the world; raises ConfigError.
 
-    interleaves: tokens; 0 stands for the block size. replica_sizes: GPUs of one replica; empty: all that divide.
+    gpus: totals. batch_tokens: query tokens of a step. partitions: of prompts. interleaves: tokens; 0 stands for the
+    block size.
     """
 
     gpus: tuple[int, ...]
@@ -108,15 +110,19 @@ def _powers(most: int) -> Sequence[int]:
 
 
 def sort_out(
-    model: Model, chip: Chip, engine: str, limits: Limits, choices: Choices
+    model: Model, chip: Chip, engine: str, limits: Limits, choices: Choices, merge: str = "ag_rs"
 ) -> tuple[list[Allowed], list[Refused]]:
-    """Candidates that an engine's rules, the planner and the chip's memory allow, and the others with the reason."""
+    """Candidates that an engine's rules, the planner and the chip's memory allow, and the others with the reason.
+
+    merge: ag_rs or a2a, of partial outputs.
+    """
     allowed: list[Allowed] = []
     refused: list[Refused] = []
     block_size = complete(engine, model, chip, {})[0].block_size
     for candidate in candidates(model, choices, block_size):
         try:
-            allowed.append(Allowed(candidate, candidate_memory(candidate, model, chip, engine, limits)))
+            deployment, _ = complete(engine, model, chip, {**engine_sizes(candidate, engine), "merge": merge})
+            allowed.append(Allowed(candidate, candidate_memory(candidate, deployment, limits)))
         except (ConfigError, PlanError) as error:
             refused.append(Refused(candidate, str(error)))
     return allowed, refused
@@ -135,21 +141,9 @@ def engine_sizes(candidate: Candidate, engine: str) -> dict[str, Any]:
     return given
 
 
-def candidate_memory(candidate: Candidate, model: Model, chip: Chip, engine: str, limits: Limits) -> Memory:
+def candidate_memory(candidate: Candidate, deployment: Deployment, limits: Limits) -> Memory:
     """Memory of a rank of a candidate; raises ConfigError with the first rule that refuses it, or what does not fit."""
-    deployment, _ = complete(engine, model, chip, engine_sizes(candidate, engine))
     if broken := refusals(deployment):
         raise ConfigError(f"{broken[0].rule.id}: {broken[0].sentence}")
     budget = {**limits.budget, "max_num_batched_tokens": candidate.max_num_batched_tokens}
-    return memory_of(
-        deployment,
-        Limits(
-            config=limits.config,
-            max_model_len=limits.max_model_len,
-            weights=limits.weights,
-            weight_dtype=limits.weight_dtype,
-            utilization=limits.utilization,
-            workspace_tokens=limits.workspace_tokens,
-            budget=budget,
-        ),
-    )
+    return memory_of(deployment, replace(limits, budget=budget))

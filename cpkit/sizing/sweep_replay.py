@@ -26,13 +26,18 @@ DECODE_STRIDE = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SweepSetting:
-    """What all candidates of a sweep share. budget: all but its max_num_batched_tokens is taken from it."""
+    """What all candidates of a sweep share.
+
+    engine: whose rules and caches decide how many KV blocks there are. budget: all but max_num_batched_tokens is taken
+    from it. merge: ag_rs or a2a.
+    """
 
     model: Model
     weights: ModelWeights
     chip: str
     budget: Budget
     max_model_len: int
+    engine: str = "cpkit"
     merge: str = "ag_rs"
     assumptions: Assumptions = Assumptions()  # noqa: RUF009  # frozen
     seed: int = 0

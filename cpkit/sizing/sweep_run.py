@@ -89,8 +89,15 @@ class Results:
 
 def sweep_digest(trace: Trace, setting: SweepSetting) -> str:
     """A fingerprint of everything that outcomes depend on but the candidate."""
-    lens = [[request.prompt_len, request.output_len, request.arrival_s] for request in trace.requests]
-    return digest((trace.name, json.dumps(lens), repr(setting)))
+    requests = [
+        (
+            [request.prompt_len, request.output_len, -1 if request.depends_on is None else request.depends_on],
+            repr((request.arrival_s, request.think_time_s, request.hash_block_size)),
+            request.block_hashes,
+        )
+        for request in trace.requests
+    ]
+    return digest((requests, repr(setting)))
 
 
 def screen(
