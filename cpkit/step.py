@@ -25,7 +25,6 @@ from cpkit.planner.shard import Shards, shard_kv
 from cpkit.planner.slots import NULL_BLOCK
 from cpkit.topology import Topology
 
-
 _REPEATED = frozenset({"topology", "model", "budget", "collectives"})
 """Fields of a plan that are often equal from step to step."""
 
