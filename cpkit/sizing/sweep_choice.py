@@ -4,7 +4,7 @@ One outcome beats another when it is no worse in any of four figures and better 
 output token p99, tokens/s a GPU, tokens of context that fit. Figures within 2 per cent of each other count as equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cpkit.sizing.sweep_replay import Outcome
@@ -113,8 +113,8 @@ def _take(best: Sequence[Outcome], aim: Aim) -> Outcome | None:
 
 def _why(take: Outcome, outcomes: Sequence[Outcome], aim: Aim) -> tuple[str, ...]:
     """Whether the aim is met, and what each other way of parallelism on as many GPUs would have given instead."""
-    said = [_aim_text(take, aim)]
     same = [outcome for outcome in outcomes if outcome.candidate.gpus == take.candidate.gpus and outcome is not take]
+    said = [_aim_text(take, aim), *_room_text(take, same)]
     for kind, name in KINDS.items():
         others = [outcome for outcome in same if _kind(outcome) == kind]
         if others and kind != _kind(take):
@@ -132,6 +132,23 @@ def _aim_text(take: Outcome, aim: Aim) -> str:
     if aim.miss(take) <= 1:
         return f"it keeps {asked}, with the most tokens/s a GPU of those that do"
     return f"nothing replayed keeps {asked}; this comes nearest"
+
+
+def _room_text(take: Outcome, same: Sequence[Outcome]) -> Iterator[str]:
+    """Whether the trace fills the room that splitting keys would buy, or buys."""
+    held = f"{take.kv_peak * take.capacity / 1e6:,.2f}M"
+    if take.candidate.dcp == 1 and take.kv_peak < 0.9:
+        yield (
+            f"at most {held} tokens were held of {take.capacity / 1e6:,.2f}M: splitting keys (dcp) would buy room that "
+            "this trace does not fill"
+        )
+    whole = [other for other in same if other.candidate.dcp == 1 and other.kv_peak > 0.98]
+    if take.candidate.dcp > 1 and whole:
+        most = max(other.capacity for other in whole)
+        yield (
+            f"up to {held} tokens were held, prefixes of later turns among them; with whole keys on every rank (dcp 1) "
+            f"there is room for {most / 1e6:,.2f}M at most, and it was full"
+        )
 
 
 def _comparison(one: Outcome, other: Outcome) -> str:
