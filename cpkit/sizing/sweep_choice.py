@@ -11,6 +11,9 @@ from cpkit.sizing.sweep_replay import Outcome
 
 EQUAL = 0.02
 
+FULL = 0.95
+"""Share of a KV pool from which on a deployment has no room to spare: a little more load, and it evicts or preempts."""
+
 KINDS = {
     (False, False): "without context parallelism",
     (True, False): "with only queries split (dcp 1)",
@@ -104,8 +107,11 @@ def _sign(a: float, b: float) -> int:
 
 
 def _take(best: Sequence[Outcome], aim: Aim) -> Outcome | None:
-    """Within the aim the most tokens/s a GPU, of equals the farthest within; where nothing is, the nearest to it."""
+    """Within the aim, and with a KV pool that was not full, the most tokens/s a GPU, of equals the farthest within;
+    where nothing is within, the nearest to it.
+    """
     within = [outcome for outcome in best if aim.miss(outcome) <= 1]
+    within = [outcome for outcome in within if outcome.kv_peak < FULL] or within
     most = max((outcome.tokens_s_gpu for outcome in within), default=0.0)
     equal = [outcome for outcome in within if not _sign(outcome.tokens_s_gpu, most)]
     return min(equal or best, key=aim.miss, default=None)
@@ -130,7 +136,7 @@ def _kind(outcome: Outcome) -> tuple[bool, bool]:
 def _aim_text(take: Outcome, aim: Aim) -> str:
     asked = f"{aim.ttft_s:g} s to the first token and {1e3 * aim.tpot_s:g} ms a token at p99"
     if aim.miss(take) <= 1:
-        return f"it keeps {asked}, with the most tokens/s a GPU of those that do"
+        return f"it keeps {asked}, with the most tokens/s a GPU of those that do and have KV blocks to spare"
     return f"nothing replayed keeps {asked}; this comes nearest"
 
 
@@ -142,7 +148,7 @@ def _room_text(take: Outcome, same: Sequence[Outcome]) -> Iterator[str]:
             f"at most {held} tokens were held of {take.capacity / 1e6:,.2f}M: splitting keys (dcp) would buy room that "
             "this trace does not fill"
         )
-    whole = [other for other in same if other.candidate.dcp == 1 and other.kv_peak > 0.98]
+    whole = [other for other in same if other.candidate.dcp == 1 and other.kv_peak >= FULL]
     if take.candidate.dcp > 1 and whole:
         most = max(other.capacity for other in whole)
         yield (
@@ -169,8 +175,9 @@ def _seconds(value: float) -> str:
 def _cause(other: Outcome, take: Outcome) -> str:
     """What held the other one back, where a replay shows it."""
     causes = []
-    if other.kv_peak > 0.98 and take.kv_peak < other.kv_peak:
-        causes.append(f"its KV pool was full ({other.preemptions} preemptions)")
+    if other.kv_peak >= FULL and take.kv_peak < other.kv_peak:
+        preempted = f" ({other.preemptions:,} preemptions)" if other.preemptions else ""
+        causes.append(f"its KV pool was full{preempted}")
     if other.prefix_hit_rate < take.prefix_hit_rate - 0.05:
         causes.append(f"prefixes were evicted (hits {other.prefix_hit_rate:.0%} against {take.prefix_hit_rate:.0%})")
     if other.busy > 0.98 > take.busy:

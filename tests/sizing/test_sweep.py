@@ -172,6 +172,12 @@ def test_the_one_to_take_keeps_the_aim_with_the_most_tokens_a_gpu():
     assert choose([], Aim()).take is None
 
 
+def test_a_full_pool_has_no_room_to_spare():
+    full, roomy = outcome(8, 1, 0.05, 200.0, 10, kv_peak=0.99), outcome(8, 5, 0.05, 100.0, 99)
+    assert choose([full, roomy], Aim()).take is roomy
+    assert choose([full], Aim()).take is full
+
+
 def test_requests_that_only_some_deployments_refuse_count_against_them():
     small, large = outcome(8, 1, 0.05, 200.0, 10, refused=3, finished=6), outcome(8, 5, 0.05, 100.0, 99)
     assert choose([small, large], Aim()).take is large
