@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from cpkit.arrays import IntArray
+from cpkit.builders.backend import choose_backend
 from cpkit.builders.chip import Chip, chip_of
 from cpkit.builders.common import GatherSlots
 from cpkit.builders.graphs import GraphSupport
@@ -270,7 +271,8 @@ class DeepseekV32IndexerMetadataBuilder:
                 rows = torch.nn.functional.pad(rows, (0, num_tokens - num_decodes))
         rows = rows[:, None] if rows.dim() == 1 else rows
         schedule = torch.empty(self.chip.num_workers + 1, 2, dtype=torch.int32, device=self.device)
-        tile_schedule(rows.amax(1).int(), tile=self.states_per_block, req=indices, out=schedule)
+        backend = choose_backend(None, self.device)
+        tile_schedule(rows.amax(1).int(), tile=self.states_per_block, req=indices, out=schedule, backend=backend)
         return DeepSeekV32IndexerDecodeMetadata(
             block_table=row_tables,
             seq_lens=rows,

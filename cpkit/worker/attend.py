@@ -47,6 +47,7 @@ def stored_keys(positions: torch.Tensor, places: Places, caches: LayerCaches) ->
         dcp_rank=places.rank.dcp_rank,
         interleave=places.plan.shards[ratio].interleave,
         out=slots,
+        backend=caches.backend,
     )
     return _read(slots, caches.num_latent_slots, caches.latent_rows, caches)
 
@@ -104,6 +105,7 @@ def gathered_keys(
         dcp_size=chunk.gather.dcp_size,
         interleave=chunk.gather.interleave,
         out=index,
+        backend=caches.backend,
     )
     return SelectedKeys(caches.form.unpack(rows), index)
 

@@ -15,8 +15,7 @@ from typing import Protocol
 import torch
 
 from cpkit.errors import ConfigError
-from cpkit.kernels.fp8 import quantize_fp8
-from cpkit.kernels.index_cache import gather_index_keys, insert_index_keys
+from cpkit.kernels.index_cache import gather_index_keys, quantize_index_keys
 from cpkit.kernels.latent_cache import (
     V4_BYTES,
     V4_DIM,
@@ -39,11 +38,13 @@ UNWRITTEN = 0xFF
 
 
 class _Insert(Protocol):
-    def __call__(self, cache: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, *, block_size: int) -> None: ...
+    def __call__(
+        self, cache: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, *, block_size: int, backend: str
+    ) -> None: ...
 
 
 class _Gather(Protocol):
-    def __call__(self, cache: torch.Tensor, slots: torch.Tensor, *, block_size: int) -> torch.Tensor: ...
+    def __call__(self, cache: torch.Tensor, slots: torch.Tensor, *, block_size: int, backend: str) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class LayerCaches:
 
     states_per_block: keys of a latent and of an index block. window_block: tokens of a window block.
     latent, index, window: [blocks, page bytes] uint8, None where the layer has none.
+    backend: of the kernels that write, read and find rows, torch or triton.
     """
 
     layer: Layer
@@ -96,6 +98,7 @@ class LayerCaches:
     latent: torch.Tensor | None
     index: torch.Tensor | None
     window: torch.Tensor | None
+    backend: str
 
     @property
     def softmax_scale(self) -> float:
@@ -120,37 +123,43 @@ class LayerCaches:
     def insert_latent(self, latent: torch.Tensor, slots: torch.Tensor) -> None:
         """Write keys [n, dim] to their slots [n] int64, -1 for none."""
         assert self.latent is not None, "swa layers keep no latent cache"
-        _insert(self.form, self.latent, latent, slots, self.states_per_block)
+        self._insert(self.latent, latent, slots, self.states_per_block)
 
     def insert_index(self, keys: torch.Tensor, slots: torch.Tensor) -> None:
         """Write indexer keys [n, head_dim] to their slots."""
         assert self.index is not None, "only layers that run their indexer keep its keys"
-        kept = slots >= 0
-        values, scales = quantize_fp8(keys[kept], group_size=keys.shape[1])
-        insert_index_keys(self.index, values, scales[:, 0], slots[kept], block_size=self.states_per_block)
+        quantize_index_keys(self.index, keys, slots, block_size=self.states_per_block, backend=self.backend)
 
     def insert_window(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
         """Write window keys [n, dim] to their slots."""
         assert self.window is not None, "only layers with a window keep it"
-        _insert(self.form, self.window, rows, slots, self.window_block)
+        self._insert(self.window, rows, slots, self.window_block)
 
     def latent_rows(self, slots: torch.Tensor) -> torch.Tensor:
         """[n, row_bytes] uint8, packed keys in the slots, zeros for -1."""
         assert self.latent is not None, "swa layers keep no latent cache"
-        return self.form.gather(self.latent, slots, block_size=self.states_per_block)
+        return self.form.gather(self.latent, slots, block_size=self.states_per_block, backend=self.backend)
 
     def window_rows(self, slots: torch.Tensor) -> torch.Tensor:
         """[n, row_bytes] uint8, packed window keys in the slots, zeros for -1."""
         assert self.window is not None, "only layers with a window keep it"
-        return self.form.gather(self.window, slots, block_size=self.window_block)
+        return self.form.gather(self.window, slots, block_size=self.window_block, backend=self.backend)
 
     def index_keys(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """fp8 values [n, head_dim] and fp32 scales [n] of the indexer keys in the slots."""
         assert self.index is not None and self.layer.index is not None, "checked by the caller"
-        return gather_index_keys(self.index, slots, block_size=self.states_per_block, dim=self.layer.index.head_dim)
+        sizes = {"block_size": self.states_per_block, "dim": self.layer.index.head_dim}
+        return gather_index_keys(self.index, slots, **sizes, backend=self.backend)
+
+    def _insert(self, cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, block_size: int) -> None:
+        kept = slots >= 0
+        rows = self.form.pack(keys[kept])
+        self.form.insert(cache, rows, slots[kept], block_size=block_size, backend=self.backend)
 
 
-def make_caches(layer: Layer, topology: Topology, num_blocks: int, device: torch.device) -> LayerCaches:
+def make_caches(
+    layer: Layer, topology: Topology, num_blocks: int, device: torch.device, *, backend: str
+) -> LayerCaches:
     """Fresh caches of a layer; num_blocks: block ids of the pool, the null block included. Raises ConfigError."""
     form = row_format(layer)
     states = topology.block_size // layer.compress_ratio if layer.compress_ratio else 0
@@ -168,9 +177,5 @@ def make_caches(layer: Layer, topology: Topology, num_blocks: int, device: torch
         latent=pages(num_blocks, states * form.row_bytes),
         index=pages(num_blocks, states * index_bytes),
         window=pages(num_blocks * topology.dcp, window_bytes),
+        backend=backend,
     )
-
-
-def _insert(form: RowFormat, cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, block_size: int) -> None:
-    kept = slots >= 0
-    form.insert(cache, form.pack(keys[kept]), slots[kept], block_size=block_size)

@@ -42,7 +42,7 @@ class StepMetadata:
 class LayerState:
     """One layer on one rank.
 
-    backend: of its indexer's kernels. gather: of its index keys, where prefill rows score those of all shards. indexer,
+    backend: of its kernels. gather: of its index keys, where prefill rows score those of all shards. indexer,
     swa: as in StepMetadata.
     """
 
@@ -66,7 +66,7 @@ def make_state(
 ) -> LayerState:
     """Fresh caches and builders; raises ConfigError for a layer that the program, or the backend, cannot run."""
     topology, budget = settings.topology, settings.budget
-    caches = make_caches(layer, topology, pool.num_blocks, comm.device)
+    caches = make_caches(layer, topology, pool.num_blocks, comm.device, backend=backend)
     check_indexer(layer, caches.states_per_block, backend)
     if topology.pcp > 1:  # builders count rows, and head_tail gives a rank two rows of a request
         budget = replace(budget, max_num_seqs=2 * budget.max_num_seqs)

@@ -44,7 +44,7 @@ class StepResult:
 class RankProgram:
     """One rank's program; the model's layers run one after another, one of each kind that the model lists.
 
-    source: gives a rank its activations. backend: of the indexer's kernels, torch or triton. gather: how index keys of
+    source: gives a rank its activations. backend: of kernels that have both, torch or triton. gather: how index keys of
     all shards are gathered, collective or symmetric (comm/key_gather.py); timeout_s: how long the latter waits for a
     rank. clock: seconds by stage so far. collectives: calls and bytes so far, by (op, group, what): what was issued is
     held to the plan's list layer by layer, so this is either. Raises ConfigError for a model, a world, a backend or a

@@ -31,7 +31,8 @@ def test_ranges_are_the_complete_keys_that_a_rank_stores(seq_lens, query_lens, d
     plan = case.settings.plan(Batch.from_lens(seq_lens, query_lens, block_tables=tables))
     layer = case.model.layers[0]
     for rank in plan.ranks:
-        caches = make_caches(layer, case.settings.topology, int(tables.max()) + 1, torch.device("cpu"))
+        pool = int(tables.max()) + 1
+        caches = make_caches(layer, case.settings.topology, pool, torch.device("cpu"), backend="torch")
         places = Places(plan, rank, torch.device("cpu"))
         held = [oracles.deal(n // RATIO, dcp, INTERLEAVE // RATIO)[rank.dcp_rank] for n in seq_lens]
         for req, keys in enumerate(held):  # a key's values name it
