@@ -37,6 +37,9 @@ examples:
   another world and chip, every tenth step checked, figures for a script on stdout:
     cpkit simulate trace.csv --model glm-5 -tp 8 -pcp 4 -dcp 32 --chip b200 --weights-gb 40 --check every:10 --json -
 
+  durations from the cost model of a chip, each rank's time for Perfetto, and the report as a page:
+    cpkit simulate trace.csv -tp 4 -pcp 2 -dcp 8 --cost h200 --timeline timeline.json --html report.html
+
 The trace is told by its content, gzip or not: Mooncake or Bailian JSONL, Azure CSV, agentic sessions, ServeGen
 clients, or CSV with arrived_at,num_prefill_tokens,num_decode_tokens.
 exit codes: 0 all promises kept, 1 a promise was violated (the step is saved for `cpkit plan`), 2 bad usage or input,
