@@ -62,7 +62,7 @@ class Timeline:
         if not ranks or len(set(ranks)) < len(ranks) or max_steps < 1:
             raise ConfigError("a timeline has at least one step, and at least one rank, each once")
         self.path, self.ranks, self.num_steps = path, tuple(ranks), 0
-        self._file: TextIO
+        self._file: TextIO | None = None
         self._clock, self._settings, self._max_steps = clock, settings, max_steps
         self._pcp = {rank: topology.coords(rank).pcp for rank in ranks}
         self._engine = topology.replica_size  # the process number behind the ranks'
@@ -76,17 +76,24 @@ class Timeline:
         return [group for group in shown if len(group) > 1]
 
     def __enter__(self) -> "Timeline":
-        self._file = Path(self.path).open("w", encoding="utf-8")  # closed by __exit__
+        return self
+
+    def _begin(self) -> None:
+        """Open the file, name processes and tracks; not before the first step, until which settings may be refused."""
+        self._file = Path(self.path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         self._name_process(self._engine, "engine", -1, {STEPS: "steps"})
         for rank in self.ranks:
             label = f"rank {rank} (pcp {self._pcp[rank]}, dcp {self._settings.topology.dcp_rank(rank)})"
             self._name_process(rank, label, rank, {COMPUTE: "computation", COMMUNICATION: "communication"})
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._file is None and error is None:
+            self._begin()  # a replay without steps
+        if self._file is None:
+            return
         model = self._clock.model
         about = {
             "written by": f"cpkit {cpkit.__version__}",
@@ -102,6 +109,8 @@ class Timeline:
         """Write one more step, if it is not beyond the last wanted."""
         if self.num_steps == self._max_steps:
             return
+        if self._file is None:
+            self._begin()
         self.num_steps += 1
         cost = self._clock.model.step_cost(self._settings.plan(step.batch, self._clock.ranks))
         self._step(step)
@@ -194,6 +203,7 @@ class Timeline:
             self._write({"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": text}})
 
     def _write(self, event: dict[str, Any]) -> None:
+        assert self._file is not None
         self._file.write((",\n" if self._num_events else "\n") + json.dumps(event, separators=(",", ":")))
         self._num_events += 1
 

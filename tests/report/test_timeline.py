@@ -147,6 +147,7 @@ def test_ranks_and_steps_that_are_asked_for(capsys, tmp_path, trace):
         pytest.param(["--timeline-ranks", "0,4"], "no rank 4 to draw", id="rank-outside"),
         pytest.param(["--timeline-ranks", "1,1"], "each once", id="rank-twice"),
         pytest.param(["--timeline-steps", "0"], "at least one step", id="no-step"),
+        pytest.param(["-pcp", "3", "-dcp", "6"], "cannot be scattered", id="a-world-refused-by-the-replay"),
     ],
 )
 def test_refusals_leave_no_file(capsys, tmp_path, trace, flags, told):

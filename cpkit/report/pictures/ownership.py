@@ -16,7 +16,7 @@ import numpy as np
 
 from cpkit.arrays import BoolArray, FloatArray, IntArray, ceil_div
 from cpkit.planner.interleave import local_lens
-from cpkit.report.pictures.canvas import PALE, SHARES, rank_ticks, sheet
+from cpkit.report.pictures.canvas import BUDGET, PALE, SHARES, rank_ticks, sheet
 from cpkit.report.table import plural
 from cpkit.report.words import partition_text, sizes_text
 from cpkit.step import StepPlan
@@ -200,7 +200,7 @@ def _requests(plan: StepPlan, columns: Columns, top: "Axes", bottom: "Axes") -> 
     for start, stop in zip(starts, [*starts[1:], num], strict=True):
         for ax in (top, bottom):
             if start:
-                ax.axvline(start - 0.5, color="black", lw=0.9 if len(starts) <= 40 else 0.35)
+                ax.axvline(start - 0.5, color=BUDGET, lw=1.2 if len(starts) <= 40 else 0.35)
         if stop - start >= NAME_WIDTH * num:
             req = int(columns.req[start])
             kind = "prefill" if plan.batch.is_prefilling[req] else "decode"
@@ -210,7 +210,7 @@ def _requests(plan: StepPlan, columns: Columns, top: "Axes", bottom: "Axes") -> 
     bottom.xaxis.remove_overlapping_locs = False  # a name may stand below a position
     bottom.set_xticks([at for at, _ in names], [name for _, name in names], minor=True)
     bottom.tick_params(axis="x", which="minor", length=0, pad=17)
-    bottom.set_xlabel("position in its request (a black line begins the next one)" if len(starts) > 1 else "position")
+    bottom.set_xlabel("position in its request (a red line begins the next one)" if len(starts) > 1 else "position")
 
 
 def _position_ticks(columns: Columns, starts: list[int]) -> list[int]:
