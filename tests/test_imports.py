@@ -40,8 +40,8 @@ WITHOUT_TORCH = ("planner", "promises", "workload", "simulate", "views", "sizing
 
 
 def files_of(name):
-    """The files of a room, or the one file at the root."""
-    return sorted((PACKAGE / name).glob("*.py")) or [PACKAGE / f"{name}.py"]
+    """The files of a room and of the rooms in it, or the one file at the root."""
+    return sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / f"{name}.py"]
 
 
 def imported(path):

@@ -10,7 +10,7 @@ from cpkit.cli.exit_codes import USAGE_ERROR, VIOLATED
 from cpkit.cli.options import add_engine_flags, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
-from cpkit.comm.connect import TIMEOUT_S
+from cpkit.comm.patience import TIMEOUT_S
 from cpkit.errors import ConfigError, DesyncError, InputError, PlanError
 from cpkit.model import Model
 from cpkit.run.injection import KINDS, Injection

@@ -2,7 +2,7 @@
 
 All ranks of a group must say the same; only the place in the program may differ. A ticket is a call on the wire:
 
-    all_gather | dcp | lse | float32 | 4,2 | | 5 | cpkit/worker.py:88 | zeros up to TICKET_BYTES
+    all_gather | dcp | lse | float32 | 4,2 | | 5 | worker/heads.py:25 | zeros up to TICKET_BYTES
 """
 
 import sys

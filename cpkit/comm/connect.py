@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 from cpkit.comm.launcher import Launch, detect
+from cpkit.comm.patience import TIMEOUT_S
 from cpkit.errors import ConfigError
 from cpkit.topology import Topology
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # torch and mpi4py are extras: what lacks them is told when a
 R = TypeVar("R")
 
 KINDS = ("auto", "sim", "torch", "mpi")
-TIMEOUT_S = 120.0
 _BY_LAUNCH = {"none": "sim", "torchrun": "torch", "slurm": "torch", "mpirun": "mpi"}
 
 

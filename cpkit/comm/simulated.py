@@ -17,8 +17,8 @@ import torch
 
 from cpkit.comm.base import Comm
 from cpkit.comm.call import Call, Group, call_site, check_agreement, lines_by_rank, spell_ranks
-from cpkit.comm.connect import TIMEOUT_S
 from cpkit.comm.contract import reduce_in_order
+from cpkit.comm.patience import TIMEOUT_S
 from cpkit.comm.side_channel import SideChannel
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.topology import Topology

@@ -17,7 +17,7 @@ from dataclasses import replace
 from cpkit.batch import Batch
 from cpkit.comm.base import Comm
 from cpkit.comm.call import lines_by_rank
-from cpkit.comm.connect import TIMEOUT_S
+from cpkit.comm.patience import TIMEOUT_S
 from cpkit.consistency.plans import DCP, REPLICA, WORLD, Planned, disagreements, planned_ranks
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.promises.violation import show_ranks

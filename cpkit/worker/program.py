@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from cpkit.comm.base import Comm
-from cpkit.comm.connect import TIMEOUT_S
 from cpkit.comm.key_gather import check_gather, make_key_gather
 from cpkit.comm.ledger import Total, compare
+from cpkit.comm.patience import TIMEOUT_S
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.planner.collectives import Collective
 from cpkit.settings import StepSettings
