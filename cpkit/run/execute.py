@@ -15,7 +15,10 @@ import torch
 from cpkit.activations.generate import Activations
 from cpkit.builders.backend import choose_backend
 from cpkit.comm.base import Comm
-from cpkit.comm.connect import TIMEOUT_S, run_program
+from cpkit.comm.connect import run_program
+from cpkit.comm.faulty import FAULTS
+from cpkit.comm.key_gather import check_gather
+from cpkit.comm.patience import TIMEOUT_S
 from cpkit.consistency.guard import StepGuard, steps_between
 from cpkit.errors import ConfigError
 from cpkit.oracle import Oracle
@@ -56,6 +59,12 @@ class RunOptions:
         if self.verify not in MODES:
             raise ConfigError(f"verify {self.verify!r}: use one of {', '.join(MODES)}")
         steps_between(self.guard)
+        check_gather(self.gather)
+        if self.gather == "symmetric" and self.inject is not None and self.inject.kind in FAULTS:
+            raise ConfigError(
+                f"inject {self.inject} with gather symmetric: the fault is of a collective, and that gather goes past "
+                "the comm that carries it out; use gather collective"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 
 from cpkit.batch import Batch
 from cpkit.comm.base import Comm
-from cpkit.comm.faulty import FaultyComm
+from cpkit.comm.faulty import FAULTS, FaultyComm
 from cpkit.errors import ConfigError, InputError, PlanError
 from cpkit.planner.partition import STRATEGIES
 from cpkit.run.injection import PLANNED, Injection
@@ -36,7 +36,7 @@ class Injector:
 
     def __init__(self, injection: Injection | None, comm: Comm) -> None:
         self._injection = injection if injection is not None and injection.rank == comm.rank else None
-        self._faulty = FaultyComm(comm) if self._injection is not None else None
+        self._faulty = FaultyComm(comm) if self._injection is not None and self._injection.kind in FAULTS else None
         self.comm = self._faulty or comm
 
     def due(self, step: int) -> Injection | None:
@@ -73,7 +73,7 @@ def check_injection(injection: Injection, steps: RunSteps, settings: StepSetting
     batch = steps.batches[injection.step]
     if injection.kind in PLANNED:
         changed_plan(injection, batch, settings)
-    elif injection.kind in ("skipped-collective", "wrong-dtype"):
+    elif injection.kind in FAULTS:
         collectives = settings.plan(batch, injection.rank).collectives
         if not any((*collectives.layers, collectives.step)):
             raise InputError(f"--inject {injection}: that step has no collective")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cpkit.errors import InputError
 
-KINDS = {
+PLANNED = {
     "stale-seq-len": "one request's length is one off, as in a batch of the step before",
     "dropped-request": "the last request is missing",
     "extra-request": "the last request is there twice",
@@ -18,6 +18,11 @@ KINDS = {
     "other-block-size": "another KV block size",
     "other-partition": "another partition of the query tokens",
     "other-budget": "a smaller prefill workspace",
+}
+"""Kinds that give the rank another batch or other settings, and which."""
+
+KINDS = {
+    **PLANNED,
     "early-return": "the rank leaves the step at its beginning, as one that finds no tokens of its own",
     "skipped-collective": "the first collective of the step is not entered",
     "wrong-dtype": "the first collective of the step is entered with another dtype",
@@ -25,9 +30,6 @@ KINDS = {
     "stopped": "SIGSTOP for seconds=T; a simulated rank sleeps",
 }
 """Every kind, and what the rank does, or has been given, at that step."""
-
-PLANNED = tuple(KINDS)[:8]
-"""Kinds that give the rank another batch or other settings."""
 
 
 @dataclass(frozen=True, slots=True)

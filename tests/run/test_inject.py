@@ -5,7 +5,8 @@ import json
 import pytest
 
 from cpkit.cli.main import main
-from cpkit.errors import InputError
+from cpkit.errors import ConfigError, InputError
+from cpkit.run.execute import RunOptions
 from cpkit.run.inject import changed_plan, check_injection
 from cpkit.run.injection import KINDS, PLANNED, Injection
 from tests.run.fault_table import COMMS, DATA, LAUNCH, PAGE, drawn, launch, page_with, told
@@ -140,6 +141,15 @@ def test_injection_that_cannot_happen_is_refused(injection, world, words):
     with pytest.raises(InputError) as refused:
         check_injection(injection, case.steps, case.settings)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["skipped-collective", "wrong-dtype"])
+def test_faults_of_collectives_need_a_gather_by_collectives(kind):
+    with pytest.raises(
+        ConfigError, match=f"inject {kind}@rank=1,step=0 with gather symmetric: .*use gather collective"
+    ):
+        RunOptions(gather="symmetric", inject=Injection(kind, 1, 0))
+    assert RunOptions(gather="symmetric", inject=Injection("dropped-request", 1, 0)).gather == "symmetric"
 
 
 @pytest.mark.parametrize(
