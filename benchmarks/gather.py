@@ -33,7 +33,7 @@ from cpkit.comm.launcher import detect
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.kernels.deinterleave import deinterleave_idx_reference
-from cpkit.kernels.gather_keys import Keys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
+from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
 from cpkit.kernels.index_cache import quantize_index_keys
 from cpkit.kernels.paged_rows import read_rows, write_rows
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
@@ -52,7 +52,7 @@ def some_bytes(*shape: int) -> torch.Tensor:
     return torch.randint(0, 120, shape, dtype=torch.uint8, device="cuda")
 
 
-def same(got: Keys, want: Keys) -> None:
+def same(got: IndexKeys, want: IndexKeys) -> None:
     assert torch.equal(got[0].view(torch.uint8), want[0].view(torch.uint8)), "values differ"
     assert torch.equal(got[1].view(torch.int32), want[1].view(torch.int32)), "scales differ"
 
@@ -84,10 +84,10 @@ def reorder_case(num_keys: int, dcp_size: int, interleave: int) -> Case:
     rows, flat = values.view(torch.uint8).reshape(num_keys, DIM), scales.reshape(-1)
     out = keys_out(None, num_keys, DIM, values.device)
 
-    def select() -> Keys:
+    def select() -> IndexKeys:
         return rows.index_select(0, idx).view(torch.float8_e4m3fn), flat.index_select(0, idx)
 
-    def reorder() -> Keys:
+    def reorder() -> IndexKeys:
         return gather_keys(values, scales, start, interleave=interleave, out=out, backend="triton")
 
     return Case(
@@ -113,7 +113,7 @@ def table_case(num_keys: int, vllm: Any) -> Case:
     cache, table = paged(num_keys)
     out = keys_out(None, num_keys, DIM, cache.device)
 
-    def own() -> Keys:
+    def own() -> IndexKeys:
         return table_keys(cache, table, DIM, out=out, backend="triton")
 
     works: dict[str, Work] = {"cpkit": own}
@@ -237,17 +237,17 @@ def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -
     gathered = packed.new_empty(size, num_bytes)
     out = keys_out(None, num_keys, DIM, cache.device)
 
-    def selects() -> Keys:
+    def selects() -> IndexKeys:
         dist.all_gather_into_tensor(all_values, values)
         dist.all_gather_into_tensor(all_scales, scales)
         return all_values.index_select(0, idx).view(torch.float8_e4m3fn), all_scales.index_select(0, idx)
 
-    def collective() -> Keys:
+    def collective() -> IndexKeys:
         dist.all_gather_into_tensor(gathered, packed)
         parts = split_planes(gathered, shard, DIM)
         return gather_keys(*parts, table.local_start, interleave=interleave, out=out, backend="triton")
 
-    def symmetric() -> Keys:
+    def symmetric() -> IndexKeys:
         peers.meet(num_bytes, what="index_keys")
         buffers.reverse()
         return pull_keys(buffers[0].addresses, table.local_start, shard, DIM, interleave=interleave, out=out)
@@ -256,15 +256,15 @@ def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -
         parts = split_planes(buffer[None], shard, DIM)
         table_keys(cache, table, DIM, out=(parts[0][0], parts[1][0]), backend="triton")
 
-    def paged_collective() -> Keys:
+    def paged_collective() -> IndexKeys:
         fill(packed)
         return collective()
 
-    def paged_symmetric() -> Keys:
+    def paged_symmetric() -> IndexKeys:
         fill(buffers[1].own)
         return symmetric()
 
-    def direct() -> Keys:
+    def direct() -> IndexKeys:
         peers.meet(num_bytes, what="index_keys")
         return pull_table_keys(
             pages.addresses, pages.own.view_as(cache), everywhere, DIM, interleave=interleave, out=out

@@ -22,7 +22,7 @@ from cpkit.comm.base import Comm
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.errors import ConfigError, PlanError
-from cpkit.kernels.gather_keys import Keys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
+from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
 from cpkit.kernels.table_keys import KeyTable, table_keys
 
 GATHERS = ("collective", "symmetric")
@@ -33,10 +33,10 @@ WHAT = "index_keys"
 class PendingKeys:
     """A gather under way; done: None where it is over already."""
 
-    keys: Keys
+    keys: IndexKeys
     done: torch.cuda.Event | None
 
-    def wait(self) -> Keys:
+    def wait(self) -> IndexKeys:
         """Values [num_keys, dim] and scales [num_keys], for work on the current stream; the host does not wait."""
         if self.done is not None:
             stream = torch.cuda.current_stream(self.keys[0].device)
@@ -78,7 +78,7 @@ class KeyGather(ABC):
         """Raise DesyncError if a gather so far has failed, once all are over; before results are given to anybody."""
 
     @abstractmethod
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys: ...
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys: ...
 
 
 class CollectiveGather(KeyGather):
@@ -88,7 +88,7 @@ class CollectiveGather(KeyGather):
         super().__init__(comm, dim)
         self._backend = backend
 
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys:
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys:
         shard = torch.empty(packed_bytes(table.num_keys, self._dim), dtype=torch.uint8, device=cache.device)
         table_keys(cache, table, self._dim, out=_parts(shard, table.num_keys, self._dim), backend=self._backend)
         gathered = self._comm.all_gather(shard, "dcp", what=WHAT)
@@ -114,7 +114,7 @@ class SymmetricGather(KeyGather):
         with torch.cuda.stream(self._stream):
             self._peers.check()
 
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> Keys:
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys:
         if table.num_keys > self._max_keys:
             raise PlanError(f"{table.num_keys} keys of a rank in buffers for {self._max_keys}: size them by the budget")
         out = keys_out(None, table.num_keys * self._peers.size, self._dim, cache.device)
@@ -155,7 +155,7 @@ def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend
 
 def in_turn(
     gather: KeyGather, workspaces: Iterable[tuple[torch.Tensor, KeyTable]], *, interleave: int
-) -> Iterator[Keys]:
+) -> Iterator[IndexKeys]:
     """The keys of each workspace (cache and table) in turn, the gather of the next under way meanwhile."""
     ahead: PendingKeys | None = None
     for cache, table in workspaces:
@@ -166,7 +166,7 @@ def in_turn(
         yield ahead.wait()
 
 
-def _parts(shard: torch.Tensor, num_keys: int, dim: int) -> Keys:
+def _parts(shard: torch.Tensor, num_keys: int, dim: int) -> IndexKeys:
     """Values and scales in a packed shard."""
     values, scales = split_planes(shard[None], num_keys, dim)
     return values[0], scales[0]

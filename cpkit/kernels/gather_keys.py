@@ -29,8 +29,8 @@ from cpkit.kernels.deinterleave import deinterleave_idx_reference
 from cpkit.kernels.index_cache import SCALE_BYTES
 from cpkit.kernels.words import WORD, as_words, stride_unit
 
-Keys = tuple[torch.Tensor, torch.Tensor]
-"""Values and scales."""
+IndexKeys = tuple[torch.Tensor, torch.Tensor]
+"""Values [..., num_keys, dim] float8_e4m3fn and scales [..., num_keys] fp32; in front, of several ranks, the rank."""
 
 ROWS = 64
 """Keys of one program."""
@@ -42,7 +42,7 @@ def packed_bytes(num_keys: int, dim: int) -> int:
     return num_keys * (dim + SCALE_BYTES)
 
 
-def split_planes(packed: torch.Tensor, num_keys: int, dim: int) -> Keys:
+def split_planes(packed: torch.Tensor, num_keys: int, dim: int) -> IndexKeys:
     """Values [ranks, num_keys, dim] and scales [ranks, num_keys], views of packed [ranks, bytes] uint8."""
     check_tensor("packed", packed, torch.uint8, (None, packed_bytes(num_keys, dim)), packed.device)
     if not num_keys:  # torch gives memory without elements strides of its own
@@ -56,7 +56,7 @@ def split_planes(packed: torch.Tensor, num_keys: int, dim: int) -> Keys:
 
 def gather_keys_reference(
     values: torch.Tensor, scales: torch.Tensor, local_start: torch.Tensor, *, interleave: int
-) -> Keys:
+) -> IndexKeys:
     dcp_size, keys_per_rank = scales.shape
     idx = deinterleave_idx_reference(
         local_start.long(), dcp_size * keys_per_rank, dcp_size=dcp_size, interleave=interleave
@@ -155,9 +155,9 @@ def gather_keys(
     local_start: torch.Tensor,
     *,
     interleave: int,
-    out: Keys | None = None,
+    out: IndexKeys | None = None,
     backend: str = "torch",
-) -> Keys:
+) -> IndexKeys:
     """Keys of all ranks in token order, of rank-major shards."""
     check_backend("gather_keys", backend, BACKENDS, compiled=_gather_keys_kernel, device=values.device)
     check_tensor("values", values, torch.float8_e4m3fn, (None, None, None), values.device)
@@ -186,8 +186,8 @@ def gather_keys(
 
 
 def pull_keys(
-    peers: torch.Tensor, local_start: torch.Tensor, keys_per_rank: int, dim: int, *, interleave: int, out: Keys
-) -> Keys:
+    peers: torch.Tensor, local_start: torch.Tensor, keys_per_rank: int, dim: int, *, interleave: int, out: IndexKeys
+) -> IndexKeys:
     """Keys of all ranks in token order, read from each rank's own packed buffer.
 
     peers: [dcp_size] int64 on the device, addresses of packed buffers of keys_per_rank keys that this device can read,
@@ -218,7 +218,7 @@ def check_regions(
         )
 
 
-def keys_out(out: Keys | None, num_keys: int, dim: int, device: torch.device) -> Keys:
+def keys_out(out: IndexKeys | None, num_keys: int, dim: int, device: torch.device) -> IndexKeys:
     """Where the keys go: checked, or new."""
     if out is None:
         out = (
@@ -235,7 +235,7 @@ def keys_out(out: Keys | None, num_keys: int, dim: int, device: torch.device) ->
     return out
 
 
-def out_words(out: Keys) -> Keys:
+def out_words(out: IndexKeys) -> IndexKeys:
     """Both parts of a result as words."""
     return as_words("out values", out[0]), out[1].view(torch.int32)
 

@@ -31,7 +31,7 @@ from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
 from cpkit.kernels.gather_keys import (
-    Keys,
+    IndexKeys,
     check_regions,
     copy_keys,
     find_places,
@@ -77,7 +77,7 @@ class KeyTable:
         return *rows, self.block_size, num_blocks, width, self.block_tables.stride(0), self.first_key
 
 
-def table_keys_reference(cache: torch.Tensor, table: KeyTable, dim: int) -> Keys:
+def table_keys_reference(cache: torch.Tensor, table: KeyTable, dim: int) -> IndexKeys:
     if not table.num_keys or not table.block_tables.numel():
         slots = torch.full((table.num_keys,), -1, dtype=torch.int64, device=cache.device)
     else:
@@ -159,8 +159,8 @@ def _pull_table_keys_kernel(
 
 
 def table_keys(
-    cache: torch.Tensor, table: KeyTable, dim: int, *, out: Keys | None = None, backend: str = "torch"
-) -> Keys:
+    cache: torch.Tensor, table: KeyTable, dim: int, *, out: IndexKeys | None = None, backend: str = "torch"
+) -> IndexKeys:
     """Keys of this rank's cache, row after row; with `out` views of a packed buffer (split_planes) ready to travel."""
     check_backend("table_keys", backend, BACKENDS, compiled=_table_keys_kernel, device=cache.device)
     _check_cache(cache, table, dim)
@@ -183,8 +183,14 @@ def table_keys(
 
 
 def pull_table_keys(
-    peers: torch.Tensor, cache: torch.Tensor, table: KeyTable, dim: int, *, interleave: int, out: Keys | None = None
-) -> Keys:
+    peers: torch.Tensor,
+    cache: torch.Tensor,
+    table: KeyTable,
+    dim: int,
+    *,
+    interleave: int,
+    out: IndexKeys | None = None,
+) -> IndexKeys:
     """Keys of all ranks in token order, read from the caches themselves.
 
     peers: [dcp_size] int64 on the device, addresses of the ranks' caches, all of the shape and strides of `cache`, this

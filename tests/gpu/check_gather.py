@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from cpkit.kernels.fp8 import quantize_fp8
-from cpkit.kernels.gather_keys import Keys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
+from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
 from cpkit.kernels.index_cache import quantize_index_keys
 from cpkit.kernels.meet import meet
 from cpkit.kernels.paged_rows import read_rows, write_rows
@@ -39,7 +39,7 @@ def same(where: object, got: torch.Tensor, want: torch.Tensor) -> None:
         raise AssertionError(f"{where}: {got[at].item()} from the kernel at {at}, {want[at].item()} from the reference")
 
 
-def same_keys(where: object, got: Keys, want: Keys) -> None:
+def same_keys(where: object, got: IndexKeys, want: IndexKeys) -> None:
     same(where, got[0].view(torch.uint8), want[0].view(torch.uint8))
     same(where, got[1].view(torch.int32), want[1].view(torch.int32))
 
