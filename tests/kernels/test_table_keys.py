@@ -45,7 +45,7 @@ def filled(tables, held, block_size, gap):
         for index, key in enumerate(keys):
             values, scale = name_of(row, key)
             put(cache, oracles.block_slot(tables[row], index, block_size), block_size, values, fp32_bytes(scale))
-    return torch.as_strided(cache, cache.shape, cache.stride()) if DEVICE == "cpu" else cache.to(DEVICE)
+    return cache.to(DEVICE)
 
 
 def rows_of(keys):
@@ -133,17 +133,18 @@ def test_caches_of_all_ranks_give_token_order(dcp_size, interleave, lens, block_
     assert found == want
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="memory of a GPU is real, touched or not")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_pages_past_2_31_bytes(backend):
     """Memory that is never touched costs nothing."""
     stride, page = 1_077_120, 1994
     memory = torch.empty((page + 1) * stride, dtype=torch.uint8)
     cache = torch.as_strided(memory, (page + 1, 2 * (DIM + 4)), (stride, 1))
-    put(cache, 2 * page + 1, 2, *[list(name_of(0, 1)[0]), fp32_bytes(name_of(0, 1)[1])])
-    put(cache, 2 * page, 2, *[list(name_of(0, 0)[0]), fp32_bytes(name_of(0, 0)[1])])
-    table = KeyTable(starts([2]).cpu(), i32([[page]]).cpu(), i32([2]).cpu(), 2, 2)
-    if DEVICE == "cpu":
-        assert rows_of(table_keys(cache, table, DIM, backend=backend)) == [name_of(0, 0), name_of(0, 1)]
+    for key in range(2):
+        values, scale = name_of(0, key)
+        put(cache, 2 * page + key, 2, values, fp32_bytes(scale))
+    table = KeyTable(starts([2]), i32([[page]]), i32([2]), 2, 2)
+    assert rows_of(table_keys(cache, table, DIM, backend=backend)) == [name_of(0, 0), name_of(0, 1)]
 
 
 @pytest.mark.parametrize(
