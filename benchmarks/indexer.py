@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
-from cpkit.kernels.indexer_topk import WORKSPACE_BYTES, Operands, indexer_topk, launch_listed
+from cpkit.kernels.indexer_topk import WORKSPACE_BYTES, indexer_topk, launch_listed
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
+from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import topk, topk_reference
 
 LOGITS_SHAPES = [  # query rows, keys, index heads; the rows are the last tokens of one request

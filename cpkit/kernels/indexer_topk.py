@@ -18,7 +18,6 @@ logits are written, some rows at a time. All rows go this way where their logits
 would be no smaller than its logits, and elsewhere than on Hopper.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -26,7 +25,8 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
-from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_operands, check_sizes, mqa_logits, mqa_logits_reference
+from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
+from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference
 from cpkit.kernels.topk_cuda import CAPACITY, launch
 
@@ -35,27 +35,6 @@ WORKSPACE_BYTES = 200_000_000
 SAMPLE_STRIDE = 48
 ROOM = 6016
 """Places in a row's list, while samples are at most SAMPLE_STRIDE keys apart: 4,096 lists take 197 MB."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Operands:
-    """What mqa_logits scores, with the ranges of its rows."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    k_scale: torch.Tensor
-    weights: torch.Tensor
-    key_start: torch.Tensor
-    key_end: torch.Tensor
-
-    def rows(self, some: slice | torch.Tensor) -> "Operands":
-        """The same keys for some of the rows."""
-        q = self.q.view(torch.uint8)[some].view(self.q.dtype)  # torch gathers no fp8
-        return Operands(q, self.k, self.k_scale, self.weights[some], self.key_start[some], self.key_end[some])
-
-    def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the order of mqa_logits."""
-        return self.q, self.k, self.k_scale, self.weights, self.key_start, self.key_end
 
 
 def indexer_topk_reference(
@@ -94,7 +73,7 @@ def indexer_topk(
         if num_kept not in TOPK:
             raise ConfigError(f"num_kept={num_kept}: backend='triton' keeps {TOPK} keys; backend='torch' any number")
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
-    check_operands(*operands.all())
+    operands.check()
     M, N = q.shape[0], k.shape[0]
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
@@ -178,10 +157,10 @@ def _list_and_select(
     key = torch.empty(M, dtype=torch.int32, device=device)
     counts = torch.zeros(M, dtype=torch.int32, device=device)
     logits = lists.view(torch.float32)[:, : len(positions)]  # read before the lists are written
-    mqa_logits_hopper(rows.q, sample_k, sample_scale, rows.weights, start, end, logits)
+    mqa_logits_hopper(Operands(rows.q, sample_k, sample_scale, rows.weights, start, end), logits)
     ranges = (start, end, rows.key_start, rows.key_end)
     launch("topk_bounds", M, device, logits, positions, *ranges, score, key, N, logits.stride(0), K, room)
-    mqa_survivors_hopper(*rows.all(), (score, key), lists, counts)
+    mqa_survivors_hopper(rows, (score, key), lists, counts)
     bounds = (rows.key_start, score, key)
     launch("topk_survivors", M, device, lists, counts, *bounds, out, open_rows, N, out.stride(0), K, room)
 

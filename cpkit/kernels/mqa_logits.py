@@ -26,8 +26,9 @@ import triton.language as tl
 
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
+from cpkit.kernels.checks import check_tensor
 from cpkit.kernels.mqa_logits_torch import tiled_logits
+from cpkit.kernels.mqa_operands import Operands
 
 HEAD_DIM = 128
 NUM_HEADS = (32, 64)
@@ -106,7 +107,8 @@ def mqa_logits(
     check_backend("mqa_logits", backend, BACKENDS, compiled=_mqa_logits_kernel, device=q.device)
     if backend == "triton":
         check_sizes(q)
-    check_operands(q, k, k_scale, weights, key_start, key_end)
+    operands = Operands(q, k, k_scale, weights, key_start, key_end)
+    operands.check()
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if outside not in ("unwritten", "-inf"):
         raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
@@ -118,17 +120,17 @@ def mqa_logits(
     if M == 0 or N == 0:
         return out
     if backend == "torch":
-        tiled_logits(q, k, k_scale, weights, key_start, key_end, out)
+        tiled_logits(operands, out)
         return out
     if q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0):
         from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper  # Gluon exists for NVIDIA builds of Triton only
 
-        mqa_logits_hopper(q, k, k_scale, weights, key_start, key_end, out)
+        mqa_logits_hopper(operands, out)
         return out
     sizes = mqa_logits_sizes(H)
     grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
     strides = (q.stride(0), k.stride(0), weights.stride(0), out.stride(0))
-    _mqa_logits_kernel[grid](q, k, k_scale, weights, key_start, key_end, out, M, N, *strides, H=H, **sizes, num_warps=8)
+    _mqa_logits_kernel[grid](*operands.all(), out, M, N, *strides, H=H, **sizes, num_warps=8)
     return out
 
 
@@ -150,26 +152,3 @@ def check_sizes(q: torch.Tensor) -> None:
         )
     if q.stride(1) != HEAD_DIM:
         raise PlanError(f"q has strides {q.stride()}: the heads of a token must lie side by side; call .contiguous()")
-
-
-def check_operands(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
-    weights: torch.Tensor,
-    key_start: torch.Tensor,
-    key_end: torch.Tensor,
-) -> None:
-    """Raise PlanError unless the operands fit each other."""
-    M, N, device = q.shape[0], k.shape[0], q.device
-    check_tensor("q", q, torch.float8_e4m3fn, (M, None, None), device)
-    _, H, D = q.shape
-    check_tensor("k", k, torch.float8_e4m3fn, (N, D), device)
-    check_tensor("k_scale", k_scale, torch.float32, (N,), device)
-    check_tensor("weights", weights, torch.float32, (M, H), device)
-    check_tensor("key_start", key_start, torch.int32, (M,), device)
-    check_tensor("key_end", key_end, torch.int32, (M,), device)
-    if device.type == "cpu":
-        check_ranges(key_start, key_end)
-    if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile
-        raise PlanError(f"M={M}, H={H}, N={N}: rows times heads and keys must stay below 2^31; split the chunk")

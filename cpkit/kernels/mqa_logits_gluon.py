@@ -25,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.errors import PlanError
 from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
+from cpkit.kernels.mqa_operands import Operands
 
 D = gl.constexpr(128)
 COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
@@ -246,49 +247,35 @@ def _mqa_survivors_hopper_kernel(
     _score(q_desc, k_desc, (k_scale, weights, w_stride), work, sink, H, True)
 
 
-def mqa_logits_hopper(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
-    weights: torch.Tensor,
-    key_start: torch.Tensor,
-    key_end: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+def mqa_logits_hopper(operands: Operands, out: torch.Tensor) -> None:
     """Write the logits; arguments as mqa_logits checked them, M and N at least 1."""
-    grid, descriptors, items = _launch_of(q, k)
-    sizes = (q.shape[0], k.shape[0], weights.stride(0), out.stride(0), *items)
+    _, _, *tensors = operands.all()
+    grid, descriptors, sizes = _launch_of(operands, out.stride(0))
     _mqa_logits_hopper_kernel[grid](
-        *descriptors, k_scale, weights, key_start, key_end, out, *sizes, H=q.shape[1], num_warps=4, maxnreg=168
+        *descriptors, *tensors, out, *sizes, H=operands.q.shape[1], num_warps=4, maxnreg=168
     )
 
 
 def mqa_survivors_hopper(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
-    weights: torch.Tensor,
-    key_start: torch.Tensor,
-    key_end: torch.Tensor,
-    bounds: tuple[torch.Tensor, torch.Tensor],
-    survivors: torch.Tensor,
-    counts: torch.Tensor,
+    operands: Operands, bounds: tuple[torch.Tensor, torch.Tensor], survivors: torch.Tensor, counts: torch.Tensor
 ) -> None:
     """List the logits that pass each row's bound instead of writing all: the same logits, bit for bit.
 
     bounds: score [M] fp32 and last key [M] int32. survivors: [M, room] int64 takes (score bits << 32 | key) in no
     order; counts: [M] int32, zeros before, says how many passed, also where they did not fit.
     """
-    grid, descriptors, items = _launch_of(q, k)
-    sizes = (q.shape[0], k.shape[0], weights.stride(0), survivors.stride(0), *items)
+    _, _, *tensors = operands.all()
+    grid, descriptors, sizes = _launch_of(operands, survivors.stride(0))
     _mqa_survivors_hopper_kernel[grid](
-        *descriptors, k_scale, weights, key_start, key_end, *bounds, survivors, counts, *sizes, H=q.shape[1],
-        num_warps=4, maxnreg=168,
-    )  # fmt: skip
+        *descriptors, *tensors, *bounds, survivors, counts, *sizes, H=operands.q.shape[1], num_warps=4, maxnreg=168
+    )
 
 
-def _launch_of(q: torch.Tensor, k: torch.Tensor) -> tuple[tuple[int], tuple[TensorDescriptor, ...], tuple[int, int]]:
-    """Grid, descriptors of q and k, and (number of items, keys of an item)."""
+def _launch_of(
+    operands: Operands, result_stride: int
+) -> tuple[tuple[int], tuple[TensorDescriptor, ...], tuple[int, ...]]:
+    """Grid, descriptors of q and k, and the sizes behind the tensors: M .. chunk_keys."""
+    q, k = operands.q, operands.k
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if k.stride(0) % 16 or k.data_ptr() % 16:
         raise PlanError(
@@ -302,7 +289,8 @@ def _launch_of(q: torch.Tensor, k: torch.Tensor) -> tuple[tuple[int], tuple[Tens
     num_blocks = triton.cdiv(M * H, GROUPS.value * COLS.value)
     chunk_keys = choose_chunk(M, N, num_blocks, sms)
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
-    return (min(sms, num_items),), (q_desc, k_desc), (num_items, chunk_keys)
+    sizes = (M, N, operands.weights.stride(0), result_stride, num_items, chunk_keys)
+    return (min(sms, num_items),), (q_desc, k_desc), sizes
 
 
 def choose_chunk(num_rows: int, num_keys: int, num_blocks: int, sms: int) -> int:

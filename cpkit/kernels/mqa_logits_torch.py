@@ -9,20 +9,15 @@ The torch backend of mqa_logits.py: its formula, for any number of heads and val
 
 import torch
 
+from cpkit.kernels.mqa_operands import Operands
+
 TILE_ROWS = 1024
 """Queries (tokens times heads) that share a product."""
 
 
-def tiled_logits(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
-    weights: torch.Tensor,
-    key_start: torch.Tensor,
-    key_end: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+def tiled_logits(operands: Operands, out: torch.Tensor) -> None:
     """Write the logits inside each token's range to out; arguments as checked by mqa_logits."""
+    q, k, k_scale, weights, key_start, key_end = operands.all()
     num_tokens, num_heads, _ = q.shape
     start, end = key_start.clamp(min=0), key_end.clamp(max=len(k))
     wide = k.float()

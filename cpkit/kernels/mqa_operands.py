@@ -1,0 +1,47 @@
+"""What the kernels of the indexer logits score, as one value: queries, keys and the ranges of the query tokens."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cpkit.errors import PlanError
+from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """M query tokens against N keys; mqa_logits.py has the formula.
+
+    q: [M, H, D] fp8 e4m3, weights: [M, H] fp32; k: [N, D] fp8 e4m3, k_scale: [N] fp32; key_start, key_end: [M] int32.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    k_scale: torch.Tensor
+    weights: torch.Tensor
+    key_start: torch.Tensor
+    key_end: torch.Tensor
+
+    def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the order in which every kernel takes them."""
+        return self.q, self.k, self.k_scale, self.weights, self.key_start, self.key_end
+
+    def rows(self, some: slice | torch.Tensor) -> "Operands":
+        """The same keys for some of the rows."""
+        q = self.q.view(torch.uint8)[some].view(self.q.dtype)  # torch gathers no fp8
+        return Operands(q, self.k, self.k_scale, self.weights[some], self.key_start[some], self.key_end[some])
+
+    def check(self) -> None:
+        """Raise PlanError unless the operands fit each other."""
+        M, N, device = self.q.shape[0], self.k.shape[0], self.q.device
+        check_tensor("q", self.q, torch.float8_e4m3fn, (M, None, None), device)
+        _, H, D = self.q.shape
+        check_tensor("k", self.k, torch.float8_e4m3fn, (N, D), device)
+        check_tensor("k_scale", self.k_scale, torch.float32, (N,), device)
+        check_tensor("weights", self.weights, torch.float32, (M, H), device)
+        check_tensor("key_start", self.key_start, torch.int32, (M,), device)
+        check_tensor("key_end", self.key_end, torch.int32, (M,), device)
+        if device.type == "cpu":
+            check_ranges(self.key_start, self.key_end)
+        if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile
+            raise PlanError(f"M={M}, H={H}, N={N}: rows times heads and keys must stay below 2^31; split the chunk")
