@@ -5,7 +5,7 @@ from the deployment's sizes, and kernels are told not to look at the values of o
 length of 1, nor a pointer off its 16 bytes, nor a sum beyond 2^31 makes a key of its own. The list is thus complete,
 and the same on every rank.
 
-    deployment = Deployment(block_size=64, dcp_size=8, interleave=64, states=((4, 64),))
+    deployment = Deployment(block_size=64, dcp_size=8, interleave=64, states=((4, 64),), index_dim=128)
     [key.name for key in compile_keys(deployment)]      what will be compiled
     warm_up(deployment, torch.device("cuda"))           compiles and loads it
 """
@@ -15,15 +15,24 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.gather import cache_keys
 from cpkit.kernels.registry.metadata import metadata_keys
 from cpkit.kernels.registry.metadata_rows import row_keys
 
-POINTERS = {"*i1": torch.bool, "*i32": torch.int32, "*i64": torch.int64}
+POINTERS = {
+    "*i1": torch.bool,
+    "*i32": torch.int32,
+    "*i64": torch.int64,
+    "*bf16": torch.bfloat16,
+    "*fp16": torch.float16,
+    "*fp32": torch.float32,
+    "*fp8e4nv": torch.float8_e4m3fn,
+}
 
 
 def compile_keys(deployment: Deployment) -> list[KernelEntry]:
-    """Every key of the metadata kernels of a deployment."""
-    return [*metadata_keys(deployment), *row_keys(deployment)]
+    """Every key of the kernels of metadata, caches and key gathers of a deployment."""
+    return [*metadata_keys(deployment), *row_keys(deployment), *cache_keys(deployment)]
 
 
 def warm_up(deployment: Deployment, device: torch.device) -> int:

@@ -25,12 +25,18 @@ from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_s
 from cpkit.kernels.dcp_local_lens import dcp_local_lens
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
+from cpkit.kernels.fp8 import quantize_fp8
+from cpkit.kernels.gather_keys import gather_keys, packed_bytes, pull_keys, split_planes
 from cpkit.kernels.gather_lens import gather_lens
+from cpkit.kernels.index_cache import gather_index_keys, quantize_index_keys
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
+from cpkit.kernels.meet import meet
+from cpkit.kernels.paged_rows import read_rows, write_rows
 from cpkit.kernels.position_slots import compact_shard_slots, compact_slots, gathered_slots, shard_slots
 from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
+from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.kernels.tile_schedule import tile_schedule
 from cpkit.kernels.token_to_req import token_to_req
@@ -62,6 +68,44 @@ def steps(d, rank, states):
             for offset in (0, 1):
                 slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset)
                 rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset)
+        caches_and_gathers(d, dcp_rank, min(num_tokens, 2**26))
+
+def caches_and_gathers(d, dcp_rank, num_keys):
+    b, dtypes = {"backend": "triton"}, {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    slots = long(num_keys + 1)
+    for apart in (0, 8, 12):  # bytes between pages: whole units of 16, of 8, of 4
+        for main, side in (*d.key_rows, *([(d.index_dim, 4)] if d.index_dim else [])):
+            cache = tensor(num_keys, 16 * (main + side) + apart, dtype=torch.uint8)
+            rows, sizes = tensor(num_keys, main + side, dtype=torch.uint8), {"block_size": 16, "side_bytes": side}
+            write_rows(cache, rows, slots[1:], **sizes, **b)
+            read_rows(cache, slots[1:], **sizes, main_bytes=main, **b)
+        if not d.index_dim:
+            continue
+        cache = tensor(num_keys, 16 * (d.index_dim + 4) + apart, dtype=torch.uint8)
+        gather_index_keys(cache, slots, block_size=16, dim=d.index_dim, **b)
+        for dtype in d.index_dtypes:
+            for wide in (0, 1):  # keys side by side, or parts of wider rows
+                keys = tensor(num_keys, d.index_dim + wide, dtype=dtypes[dtype])[:, : d.index_dim]
+                quantize_index_keys(cache, keys, slots[1:], block_size=16, pow2_scales=d.pow2_scales, **b)
+                quantize_fp8(keys, group_size=d.index_dim, pow2_scales=d.pow2_scales, **b)
+        for num_rows in (1, 17):
+            table = KeyTable(tensor(num_rows + 1), tensor(num_rows, 48), tensor(num_rows), num_keys, 16, apart)
+            table_keys(cache, table, d.index_dim, **b)
+            if d.pcp_size > 1 and d.dcp_size > 1:
+                gathers(d, dcp_rank, cache, table)
+
+def gathers(d, dcp_rank, cache, table):
+    peers, place = long(d.dcp_size), {"interleave": d.interleave}
+    if d.symmetric:
+        meet(peers, tensor(d.dcp_size), tensor(2), place=dcp_rank, timeout_s=1 + dcp_rank)
+        pull_table_keys(peers, cache, table, d.index_dim, **place)
+        values = tensor(table.num_keys * d.dcp_size, d.index_dim, dtype=torch.float8_e4m3fn)
+        out = values, tensor(len(values), dtype=torch.float32)
+        pull_keys(peers, table.local_start, table.num_keys, d.index_dim, out=out, **place)
+        return
+    for keys in (table.num_keys, table.num_keys + 1, table.num_keys + 2, 4 * table.num_keys):
+        packed = tensor(d.dcp_size, packed_bytes(keys, d.index_dim), dtype=torch.uint8)
+        gather_keys(*split_planes(packed, keys, d.index_dim), table.local_start, backend="triton", **place)
 
 def slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset):
     shard = {"dcp_size": d.dcp_size, "interleave": d.interleave}
@@ -137,6 +181,7 @@ def rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset):
 
 def compare(states, **sizes):
     states = tuple(map(tuple, states))
+    sizes = {**sizes, "key_rows": tuple(map(tuple, sizes.get("key_rows", [])))}
     d = Deployment(**sizes, states=states)
     keys.clear()
     warm_up(d, torch.device("meta"))
@@ -154,8 +199,14 @@ print(json.dumps({name: compare(**sizes) for name, sizes in json.loads(sys.argv[
 """
 
 WORLDS = {
-    "one-rank": {"block_size": 64, "states": [[4, 64], [128, 2]], "kpool": 16, "swa_block_size": 64},
-    "dcp": {"block_size": 64, "dcp_size": 3, "interleave": 16, "states": [[4, 16]]},
+    "one-rank": {
+        "block_size": 64,
+        "states": [[4, 64], [128, 2]],
+        "kpool": 16,
+        "swa_block_size": 64,
+        "key_rows": [[576, 8]],
+    },
+    "dcp": {"block_size": 64, "dcp_size": 3, "interleave": 16, "states": [[4, 16]], "index_dim": 36},
     "pcp": {
         "block_size": 16,
         "pcp_size": 2,
@@ -163,8 +214,21 @@ WORLDS = {
         "states": [[2, 8]],
         "swa_block_size": 16,
         "draft_blocks": True,
+        "index_dim": 128,
+        "index_dtypes": ["bf16", "fp16", "fp32"],
+        "pow2_scales": True,
     },
-    "both": {"block_size": 64, "pcp_size": 2, "dcp_size": 4, "interleave": 16, "states": [[4, 64]]},
+    "both": {"block_size": 64, "pcp_size": 2, "dcp_size": 4, "interleave": 16, "states": [[4, 64]], "index_dim": 128},
+    "both-symmetric": {
+        "block_size": 64,
+        "pcp_size": 2,
+        "dcp_size": 3,
+        "interleave": 16,
+        "states": [[4, 64]],
+        "key_rows": [[656, 0], [576, 8]],
+        "index_dim": 128,
+        "symmetric": True,
+    },
 }
 
 

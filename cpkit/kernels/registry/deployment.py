@@ -14,6 +14,9 @@ class Deployment:
     pcp_size, dcp_size, interleave: the topology; interleave in tokens. block_size: tokens of a cache block.
     states: (compress_ratio, states_per_block) of each kind of compressed cache. kpool: rows of a tail block, 0: none.
     swa_block_size: tokens of a block of the window cache, 0: none. draft_blocks: drafts that see each other.
+    key_rows: (main bytes, side bytes) of the rows of each latent or window cache (latent_cache.py). index_dim: values
+    of an indexer key, 0: no indexer; index_dtypes: what its keys and queries come as, bf16, fp16 or fp32; pow2_scales:
+    theirs are rounded up to powers of two. symmetric: key gathers read the peers' memory (comm/symmetric.py).
     """
 
     block_size: int
@@ -24,15 +27,52 @@ class Deployment:
     kpool: int = 0
     swa_block_size: int = 0
     draft_blocks: bool = False
+    key_rows: tuple[tuple[int, int], ...] = ()
+    index_dim: int = 0
+    index_dtypes: tuple[str, ...] = ("bf16",)
+    pow2_scales: bool = False
+    symmetric: bool = False
 
     def ratios(self) -> list[int]:
         """Compress ratios of its caches, 1 (uncompressed keys) among them."""
         return sorted({1, *(ratio for ratio, _ in self.states)})
 
 
+_ALL_DTYPES = ("bf16", "fp16", "fp32")
+
 SAMPLES = {
-    "one-rank": Deployment(block_size=64, states=((4, 64), (128, 2)), kpool=16, swa_block_size=64, draft_blocks=True),
-    "sharded": Deployment(block_size=64, pcp_size=8, dcp_size=8, interleave=256, states=((4, 64),), swa_block_size=64),
-    "odd": Deployment(block_size=100, dcp_size=5, interleave=21, states=((3, 7),), swa_block_size=100),
+    "one-rank": Deployment(
+        block_size=64,
+        states=((4, 64), (128, 2)),
+        kpool=16,
+        swa_block_size=64,
+        draft_blocks=True,
+        key_rows=((576, 8),),
+        index_dim=128,
+        index_dtypes=_ALL_DTYPES,
+        pow2_scales=True,
+    ),
+    "sharded": Deployment(
+        block_size=64,
+        pcp_size=8,
+        dcp_size=8,
+        interleave=256,
+        states=((4, 64),),
+        swa_block_size=64,
+        key_rows=((656, 0), (576, 8)),
+        index_dim=128,
+        index_dtypes=_ALL_DTYPES,
+        symmetric=True,
+    ),
+    "gathered": Deployment(block_size=64, pcp_size=2, dcp_size=2, key_rows=((656, 0),), index_dim=128),
+    "odd": Deployment(
+        block_size=100,
+        dcp_size=5,
+        interleave=21,
+        states=((3, 7),),
+        swa_block_size=100,
+        key_rows=((20, 12),),
+        index_dim=36,
+    ),
 }
 """Deployments whose kernels are compiled ahead of time for every target; one is odd in every number."""

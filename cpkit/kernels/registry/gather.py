@@ -1,17 +1,36 @@
-"""Kernels of the caches and the key gather: each for the rows of the models, aligned to 16 bytes and not."""
+"""Kernels of the caches and the key gather: which of them a deployment compiles, with which constants.
+
+Pages may lie apart by any stride, and so may the shards of a packed buffer, whose sizes change from step to step. So a
+kernel is compiled for each unit that such a stride can be counted in (words.py). Rows come as the package packs them.
+"""
+
+import triton
 
 from cpkit.kernels import fp8, gather_keys, index_cache, meet, paged_rows, table_keys
-from cpkit.kernels.latent_cache import V4_MAIN_BYTES, V4_SIDE_BYTES, V32_BYTES
+from cpkit.kernels.registry.deployment import SAMPLES, Deployment
 from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.words import UNITS, WORD
 
-INDEX_DIM = 128
-VALUE_TYPES = {"bf16": 8, "fp16": 8, "fp32": 4}
-"""Types of values that are quantized, and how many fill 16 bytes."""
+FULL = {"bf16": 8, "fp16": 8, "fp32": 4}
+"""Types of values that are quantized, and how many fill the 16 bytes a kernel reads at once."""
 
 
 def gather_kernels() -> list[KernelEntry]:
-    """One entry for each kernel and each set of constants that the wrappers launch."""
-    return [*_gather_entries(), *_table_entries(), *_row_entries(), *_quantize_entries(), _meet_entry()]
+    """The kernels of the sample deployments, each once."""
+    entries = [entry for deployment in SAMPLES.values() for entry in cache_keys(deployment)]
+    return list({entry.name: entry for entry in entries}.values())
+
+
+def cache_keys(deployment: Deployment) -> list[KernelEntry]:
+    """Every kernel that any rank of a deployment launches in any step."""
+    entries = [entry for row in deployment.key_rows for entry in _rows(*row)]
+    dim = deployment.index_dim
+    if not dim:
+        return entries
+    entries += [*_rows(dim, index_cache.SCALE_BYTES), *_tables(deployment), *_quantizers(deployment)]
+    if deployment.dcp_size > 1 and deployment.pcp_size > 1:
+        entries += _symmetric(deployment) if deployment.symmetric else _collective(dim)
+    return entries
 
 
 def _numbers(narrow: str, wide: str) -> dict[str, str]:
@@ -23,69 +42,83 @@ def _constants(sizes: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     return {name: size for name, size in sizes.items() if name != "num_warps"}, {"num_warps": sizes["num_warps"]}
 
 
-def _gather_entries() -> list[KernelEntry]:
-    common = {"local_start": "*i32", "out_values": "*i32", "out_scales": "*i32"}
-    common |= _numbers("num_keys keys_per_rank num_regions steps dcp_size interleave", "")
-    types = {"values": "*i32", "scales": "*i32", **common} | _numbers("", "value_stride scale_stride")
-    sizes, options = _constants(gather_keys.row_sizes(INDEX_DIM))
+_GATHERED = {"local_start": "*i32", "out_values": "*i32", "out_scales": "*i32"}
+_GATHERED |= _numbers("num_keys keys_per_rank num_regions steps dcp_size interleave", "")
+
+
+def _collective(dim: int) -> list[KernelEntry]:
+    """Token order behind an all-gather."""
+    types = {"values": "*i32", "scales": "*i32", **_GATHERED} | _numbers("", "value_stride scale_stride")
+    sizes, options = _constants(gather_keys.row_sizes(dim))
     kernel = gather_keys._gather_keys_kernel
-    entries = [KernelEntry(f"gather_keys-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in (1, 2, 4)]
-    types = {"peers": "*i64", **common}
-    return [*entries, KernelEntry("pull_keys", gather_keys._pull_keys_kernel, types, sizes, options)]
+    return [KernelEntry(f"gather_keys-dim{dim}-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in UNITS]
 
 
-def _table_entries() -> list[KernelEntry]:
-    common = {"local_start": "*i32", "block_tables": "*i32", "key_lens": "*i32", "out_values": "*i32"}
-    common |= {"out_scales": "*i32"}
-    common |= _numbers(
-        "num_keys num_rows steps dcp_size interleave block_size num_blocks width first_key", "table_stride page_stride"
-    )
-    sizes, options = _constants(gather_keys.row_sizes(INDEX_DIM))
-    entries = []
-    for unit in (1, 2, 4):
-        constants = {"UNIT": unit, **sizes}
-        own, peers = {"cache": "*i32", **common}, {"peers": "*i64", **common}
-        entries += [
-            KernelEntry(f"table_keys-unit{unit}", table_keys._table_keys_kernel, own, constants, options),
-            KernelEntry(f"pull_table_keys-unit{unit}", table_keys._pull_table_keys_kernel, peers, constants, options),
-        ]
+def _symmetric(deployment: Deployment) -> list[KernelEntry]:
+    """A meeting, and token order out of the peers' buffers, or of their caches."""
+    dim = deployment.index_dim
+    sizes, options = _constants(gather_keys.row_sizes(dim))
+    kernel, types = gather_keys._pull_keys_kernel, {"peers": "*i64", **_GATHERED}
+    entries = [_meeting(deployment.dcp_size), KernelEntry(f"pull_keys-dim{dim}", kernel, types, sizes, options)]
+    kernel, types = table_keys._pull_table_keys_kernel, {"peers": "*i64", **_table_types()}
+    for unit in UNITS:
+        name = f"pull_table_keys-dim{dim}-unit{unit}"
+        entries.append(KernelEntry(name, kernel, types, {"UNIT": unit, **sizes}, options))
     return entries
 
 
-def _row_entries() -> list[KernelEntry]:
-    """Rows of the latent caches, and packed index keys; pages and rows as the package allocates them."""
+def _meeting(num_ranks: int) -> KernelEntry:
+    types = {"pads": "*i64", "own_pad": "*i32", "state": "*i32"} | _numbers("place size", "timeout_ns")
+    constants, targets = {"RANKS": triton.next_power_of_2(num_ranks)}, ("sm_90", "sm_100")
+    # its clock is an NVIDIA register
+    return KernelEntry(f"meet-{constants['RANKS']}", meet._meet_kernel, types, constants, {"num_warps": 1}, targets)
+
+
+def _tables(deployment: Deployment) -> list[KernelEntry]:
+    """A rank's own keys through block tables."""
+    dim, types = deployment.index_dim, {"cache": "*i32", **_table_types()}
+    sizes, options = _constants(gather_keys.row_sizes(dim))
+    kernel = table_keys._table_keys_kernel
+    return [KernelEntry(f"table_keys-dim{dim}-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in UNITS]
+
+
+def _table_types() -> dict[str, str]:
+    pointers = dict.fromkeys(("local_start", "block_tables", "key_lens", "out_values", "out_scales"), "*i32")
+    counts = "num_keys num_rows steps dcp_size interleave block_size num_blocks width first_key"
+    return pointers | _numbers(counts, "table_stride page_stride")
+
+
+def _rows(main_bytes: int, side_bytes: int) -> list[KernelEntry]:
+    """Rows of a cache, out of it and into it."""
     types = {"cache": "*i32", "rows": "*i32", "slots": "*i64"}
     types |= _numbers("", "num_rows num_blocks block_size page_stride row_stride")
+    sizes, options = _constants(paged_rows.row_sizes(main_bytes, side_bytes))
+    row_unit = next(unit for unit in UNITS if (main_bytes + side_bytes) % (unit * WORD) == 0)
     entries = []
-    formats = {"v32": (V32_BYTES, 0, 4), "v4": (V4_MAIN_BYTES, V4_SIDE_BYTES, 2), "index": (INDEX_DIM, 4, 1)}
-    for name, (main, side, row_unit) in formats.items():
-        sizes, options = _constants(paged_rows.row_sizes(main, side))
+    for unit in UNITS:
         for write in (0, 1):
-            constants = {"PAGE_UNIT": 4, "ROW_UNIT": row_unit, "WRITE": write, **sizes}
-            label = f"{'write' if write else 'read'}_rows-{name}"
-            entries.append(KernelEntry(label, paged_rows._move_rows_kernel, types, constants, options))
+            constants = {"PAGE_UNIT": unit, "ROW_UNIT": row_unit, "WRITE": write, **sizes}
+            name = f"{'write' if write else 'read'}_rows-{main_bytes}-{side_bytes}-unit{unit}"
+            entries.append(KernelEntry(name, paged_rows._move_rows_kernel, types, constants, options))
     return entries
 
 
-def _quantize_entries() -> list[KernelEntry]:
+def _quantizers(deployment: Deployment) -> list[KernelEntry]:
+    """Index queries, and index keys on their way into the cache."""
+    dim, pow2 = deployment.index_dim, deployment.pow2_scales
+    sizes, options = _constants(fp8.group_sizes(dim, pow2))
     entries = []
-    for dtype, unit in VALUE_TYPES.items():
-        for pow2 in (False, True):
-            sizes, options = _constants(fp8.group_sizes(INDEX_DIM, pow2))
-            label = f"{dtype}{'-pow2' if pow2 else ''}"
+    for dtype in deployment.index_dtypes:
+        for unit in (FULL[dtype], 1) if dim % FULL[dtype] == 0 else (1,):
+            label = f"dim{dim}-{dtype}-unit{unit}{'-pow2' if pow2 else ''}"
             types = {"values": f"*{dtype}", "quantized": "*fp8e4nv", "scales": "*fp32"}
             types |= _numbers("groups_a_token", "num_groups stride")
-            entries.append(
-                KernelEntry(f"quantize-{label}", fp8._quantize_kernel, types, {"UNIT": unit, **sizes}, options)
-            )
+            constants = {"UNIT": unit, **sizes}
+            entries.append(KernelEntry(f"quantize-{label}", fp8._quantize_kernel, types, constants, options))
             types = {"keys": f"*{dtype}", "slots": "*i64", "cache": "*fp8e4nv", "cache_scales": "*fp32"}
             types |= _numbers("", "num_keys num_blocks block_size key_stride page_stride")
-            kernel, constants = index_cache._quantize_index_keys_kernel, {"UNIT": unit, "PAGE_UNIT": 16, **sizes}
-            entries.append(KernelEntry(f"quantize_index_keys-{label}", kernel, types, constants, options))
+            for page_unit in (16, index_cache.SCALE_BYTES):
+                name = f"quantize_index_keys-{label}-page{page_unit}"
+                paged = {"PAGE_UNIT": page_unit, **constants}
+                entries.append(KernelEntry(name, index_cache._quantize_index_keys_kernel, types, paged, options))
     return entries
-
-
-def _meet_entry() -> KernelEntry:
-    types = {"pads": "*i64", "own_pad": "*i32", "state": "*i32"} | _numbers("place size", "timeout_ns")
-    # its clock is an NVIDIA register
-    return KernelEntry("meet", meet._meet_kernel, types, {"RANKS": 8}, {"num_warps": 1}, ("sm_90", "sm_100"))
