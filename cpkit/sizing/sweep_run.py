@@ -111,14 +111,18 @@ def screen(
     if limit is None or len(allowed) <= limit:
         return list(allowed), []
     spent = {one.candidate: gpu_seconds(one, trace, setting) for one in allowed}
-    ranked: dict[tuple[bool, bool, int], list[Allowed]] = {}
-    least: dict[int, Candidate] = {}
+    by_gpus: dict[int, dict[tuple[bool, bool], list[Allowed]]] = {}
     for one in sorted(allowed, key=lambda one: spent[one.candidate]):
-        candidate = one.candidate
-        least.setdefault(candidate.gpus, candidate)
-        ranked.setdefault((candidate.pcp > 1, candidate.dcp > 1, candidate.gpus), []).append(one)
-    turns = [(place, *kind, one) for kind, group in ranked.items() for place, one in enumerate(group)]
+        kind = one.candidate.pcp > 1, one.candidate.dcp > 1
+        by_gpus.setdefault(one.candidate.gpus, {}).setdefault(kind, []).append(one)
+    turns = [  # the best of each kind, the best kind first; then the second of each
+        (place, turn, gpus, one)
+        for gpus, kinds in by_gpus.items()
+        for turn, group in enumerate(kinds.values())
+        for place, one in enumerate(group)
+    ]
     ordered = [turn[-1] for turn in sorted(turns, key=lambda turn: turn[:-1])]
+    least = {gpus: next(iter(kinds.values()))[0].candidate for gpus, kinds in by_gpus.items()}
     out = [
         Refused(
             one.candidate,
