@@ -12,6 +12,8 @@ position; -0.0 equals +0.0; NaN is never chosen; -inf at a real position comes b
 Score fp32, position int64; 12 bytes when packed, whatever the position: nothing passes through a float.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from cpkit.errors import PlanError
@@ -26,56 +28,58 @@ SCORE_BYTES = 4
 LAST_POSITION = torch.iinfo(torch.int64).max
 
 
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """Which key of its request lies at each place of a row of logits, counted from the row's first key.
+
+    dcp_size=2, interleave=1, first_key=1:    place            0 1 2
+                                              token_order      1 2 3
+                                              shard of rank 1  3 5 7      its key 1 on
+
+    interleave in keys.
+    """
+
+    dcp_size: int
+    dcp_rank: int
+    interleave: int
+    first_key: int = 0
+
+
+def token_order(first_key: int) -> KeyOrder:
+    """Keys of all shards, one after the other, from key first_key of the request on."""
+    return KeyOrder(dcp_size=1, dcp_rank=0, interleave=1, first_key=first_key)
+
+
 def local_candidates_reference(
-    topk_indices: torch.Tensor,
-    logits: torch.Tensor,
-    key_start: torch.Tensor,
-    *,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int,
-    first_key: int,
+    topk_indices: torch.Tensor, logits: torch.Tensor, key_start: torch.Tensor, order: KeyOrder
 ) -> tuple[torch.Tensor, torch.Tensor]:
     kept = topk_indices >= 0
     index = topk_indices.long().clamp(min=0)
     column = torch.where(kept, key_start.long()[:, None] + index, 0)
     scores = logits.gather(1, column) if logits.shape[1] else logits.new_zeros(column.shape)
-    positions = join_position(dcp_rank, first_key + index, dcp_size, interleave)
+    positions = join_position(order.dcp_rank, order.first_key + index, order.dcp_size, order.interleave)
     return scores.masked_fill(~kept, float("-inf")), positions.masked_fill(~kept, PAD)
 
 
 def local_candidates(
-    topk_indices: torch.Tensor,
-    logits: torch.Tensor,
-    key_start: torch.Tensor,
-    *,
-    dcp_size: int = 1,
-    dcp_rank: int = 0,
-    interleave: int = 1,
-    first_key: int = 0,
-    backend: str = "torch",
+    topk_indices: torch.Tensor, logits: torch.Tensor, key_start: torch.Tensor, order: KeyOrder
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores and global positions, fp32 and int64 [num_tokens, k], of a rank's own best keys.
 
     topk_indices: [num_tokens, k] int32 or int64, counted from key_start, -1 for none. logits: [num_tokens, keys] fp32;
-    key_start: [num_tokens] int32 or int64, the column of each token's first key, which is key first_key of the shard
-    (above 0 in a later key span). interleave in keys.
+    key_start: [num_tokens] int32 or int64, the column of each token's first key.
     """
-    check_backend("local_candidates", backend)
-    check_shard(dcp_size, dcp_rank, interleave)
+    check_found(topk_indices, logits, key_start, order)
+    return local_candidates_reference(topk_indices, logits, key_start, order)
+
+
+def check_found(topk_indices: torch.Tensor, logits: torch.Tensor, key_start: torch.Tensor, order: KeyOrder) -> None:
+    """Raise PlanError unless the arguments of local_candidates fit each other."""
+    check_shard(order.dcp_size, order.dcp_rank, order.interleave)
     num_tokens, device = topk_indices.shape[0], topk_indices.device
     check_tensor("topk_indices", topk_indices, INTS, (num_tokens, None), device)
     check_tensor("logits", logits, torch.float32, (num_tokens, None), device)
     check_tensor("key_start", key_start, INTS, (num_tokens,), device)
-    return local_candidates_reference(
-        topk_indices,
-        logits,
-        key_start,
-        dcp_size=dcp_size,
-        dcp_rank=dcp_rank,
-        interleave=interleave,
-        first_key=first_key,
-    )
 
 
 def pack_candidates(scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

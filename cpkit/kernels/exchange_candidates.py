@@ -13,37 +13,16 @@ import triton.language as tl
 
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.candidates import global_topk, local_candidates, pack_candidates
-from cpkit.kernels.checks import INTS, check_positive, check_shard, check_tensor
+from cpkit.kernels.candidates import KeyOrder, check_found, global_topk, local_candidates, pack_candidates
+from cpkit.kernels.checks import check_positive, check_tensor
 from cpkit.planner.collectives import CANDIDATE_BYTES
 
 WORDS = tl.constexpr(3)
 """Of a packed candidate: the score's bits, the position's lower half, its upper half."""
+MINUS_INF_BITS = tl.constexpr(-(2**23))
 BLOCK = 1024
 MOST_AT_ONCE = 16384
 """Candidates of a token that one program holds in registers; more lists are reduced in groups first."""
-
-
-def packed_candidates_reference(
-    topk_indices: torch.Tensor,
-    logits: torch.Tensor,
-    key_start: torch.Tensor,
-    *,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int,
-    first_key: int,
-) -> torch.Tensor:
-    found = local_candidates(
-        topk_indices,
-        logits,
-        key_start,
-        dcp_size=dcp_size,
-        dcp_rank=dcp_rank,
-        interleave=interleave,
-        first_key=first_key,
-    )
-    return pack_candidates(*found)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_keys", "topk_stride", "logits_stride", "dcp_rank", "first_key"])
@@ -74,39 +53,23 @@ def packed_candidates(
     topk_indices: torch.Tensor,
     logits: torch.Tensor,
     key_start: torch.Tensor,
+    order: KeyOrder,
     *,
-    dcp_size: int = 1,
-    dcp_rank: int = 0,
-    interleave: int = 1,
-    first_key: int = 0,
     backend: str = "torch",
 ) -> torch.Tensor:
     """[num_tokens, k, 12] uint8, what a rank sends: arguments as of local_candidates, the result packed."""
-    check_backend(
-        "packed_candidates", backend, BACKENDS, compiled=_packed_candidates_kernel, device=topk_indices.device
-    )
-    check_shard(dcp_size, dcp_rank, interleave)
-    num_tokens, device = topk_indices.shape[0], topk_indices.device
-    check_tensor("topk_indices", topk_indices, INTS, (num_tokens, None), device)
-    check_tensor("logits", logits, torch.float32, (num_tokens, None), device)
-    check_tensor("key_start", key_start, INTS, (num_tokens,), device)
+    device = topk_indices.device
+    check_backend("packed_candidates", backend, BACKENDS, compiled=_packed_candidates_kernel, device=device)
     if backend == "torch":
-        return packed_candidates_reference(
-            topk_indices,
-            logits,
-            key_start,
-            dcp_size=dcp_size,
-            dcp_rank=dcp_rank,
-            interleave=interleave,
-            first_key=first_key,
-        )
-    k = topk_indices.shape[1]
+        return pack_candidates(*local_candidates(topk_indices, logits, key_start, order))
+    check_found(topk_indices, logits, key_start, order)
+    num_tokens, k = topk_indices.shape
     out = torch.empty(num_tokens, k, CANDIDATE_BYTES, dtype=torch.uint8, device=device)
     if out.numel():
         _packed_candidates_kernel[(triton.cdiv(num_tokens * k, BLOCK),)](
             topk_indices, logits, key_start, out.view(torch.int32),
-            num_tokens, logits.shape[1], topk_indices.stride(0), logits.stride(0), dcp_rank, first_key,
-            K=k, DCP_SIZE=dcp_size, INTERLEAVE=interleave, BLOCK=BLOCK, num_warps=4,
+            num_tokens, logits.shape[1], topk_indices.stride(0), logits.stride(0), order.dcp_rank, order.first_key,
+            K=k, DCP_SIZE=order.dcp_size, INTERLEAVE=order.interleave, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -194,7 +157,7 @@ def _best_of_packed_kernel(
         tl.store(packed + place * WORDS, score_bits, mask=chosen)
         tl.store(packed + place * WORDS + 1, position.to(tl.int32), mask=chosen)
         tl.store(packed + place * WORDS + 2, (position >> 32).to(tl.int32), mask=chosen)
-        tl.store(packed + rest * WORDS, tl.full(j.shape, 0, tl.int32), mask=empty)
+        tl.store(packed + rest * WORDS, tl.full(j.shape, MINUS_INF_BITS, tl.int32), mask=empty)
         tl.store(packed + rest * WORDS + 1, tl.full(j.shape, -1, tl.int32), mask=empty)
         tl.store(packed + rest * WORDS + 2, tl.full(j.shape, -1, tl.int32), mask=empty)
     else:
@@ -205,27 +168,48 @@ def _best_of_packed_kernel(
 
 
 def best_of_packed(
-    gathered: torch.Tensor, dcp_size: int, k: int, *, backend: str = "torch"
+    gathered: torch.Tensor, num_lists: int, k: int, *, backend: str = "torch"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores fp32 and global positions int64 [num_tokens, k]: the k best of every rank's packed candidates.
 
-    gathered: [dcp_size * num_tokens, n, 12] uint8, rank after rank, as the all-gather lays them. torch: best first;
+    gathered: [num_lists * num_tokens, n, 12] uint8, rank after rank, as the all-gather lays them. torch: best first;
     triton: in the order in which the ranks sent them; then padding (-inf, -1). Raises PlanError for odd sizes.
     """
     check_backend("best_of_packed", backend, BACKENDS, compiled=_best_of_packed_kernel, device=gathered.device)
-    check_positive(dcp_size=dcp_size, k=k)
-    check_tensor("gathered", gathered, torch.uint8, (None, None, CANDIDATE_BYTES), gathered.device)
-    if gathered.shape[0] % dcp_size:
-        raise PlanError(f"{gathered.shape[0]} rows of candidates from {dcp_size} ranks: each sends equally many")
+    _check_lists(gathered, num_lists, k)
     if backend == "torch":
-        return global_topk(gathered, dcp_size, k)
-    num_tokens, n = gathered.shape[0] // dcp_size, gathered.shape[1]
-    if n > MOST_AT_ONCE // 2 or k > MOST_AT_ONCE // 2:
-        raise PlanError(f"the best {k} of {n} candidates a rank: at most {MOST_AT_ONCE // 2} of a rank are compared")
-    lists = gathered.contiguous().view(torch.int32).view(dcp_size, num_tokens, n, WORDS.value)
+        return global_topk(gathered, num_lists, k)
+    lists = _lists_of(gathered, num_lists, k)
     while len(lists) * lists.shape[2] > MOST_AT_ONCE:
         lists = _best_packed(lists, k)
     return _best_plain(lists, k)
+
+
+def join_packed(gathered: torch.Tensor, num_lists: int, k: int, *, backend: str = "torch") -> torch.Tensor:
+    """The same, packed again, [num_tokens, k, 12] uint8: so a rank joins the lists of its key spans."""
+    check_backend("join_packed", backend, BACKENDS, compiled=_best_of_packed_kernel, device=gathered.device)
+    _check_lists(gathered, num_lists, k)
+    if backend == "torch":
+        return pack_candidates(*global_topk(gathered, num_lists, k))
+    lists = _best_packed(_lists_of(gathered, num_lists, k), k)
+    while len(lists) > 1:
+        lists = _best_packed(lists, k)
+    return lists[0].view(torch.uint8)
+
+
+def _check_lists(gathered: torch.Tensor, num_lists: int, k: int) -> None:
+    check_positive(num_lists=num_lists, k=k)
+    check_tensor("gathered", gathered, torch.uint8, (None, None, CANDIDATE_BYTES), gathered.device)
+    if gathered.shape[0] % num_lists:
+        raise PlanError(f"{gathered.shape[0]} rows of candidates from {num_lists} ranks: each sends equally many")
+
+
+def _lists_of(gathered: torch.Tensor, num_lists: int, k: int) -> torch.Tensor:
+    """[num_lists, num_tokens, n, 3] int32, the words of the candidates."""
+    num_tokens, n = gathered.shape[0] // num_lists, gathered.shape[1]
+    if n > MOST_AT_ONCE // 2 or k > MOST_AT_ONCE // 2:
+        raise PlanError(f"the best {k} of {n} candidates a rank: at most {MOST_AT_ONCE // 2} of a rank are compared")
+    return gathered.contiguous().view(torch.int32).view(num_lists, num_tokens, n, WORDS.value)
 
 
 def _best_packed(lists: torch.Tensor, k: int) -> torch.Tensor:

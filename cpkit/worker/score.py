@@ -13,8 +13,9 @@ import torch
 
 from cpkit.builders.indexer_metadata import IndexerDecode
 from cpkit.errors import ConfigError
-from cpkit.kernels.candidates import local_candidates
+from cpkit.kernels.candidates import KeyOrder
 from cpkit.kernels.checks import check_ranges
+from cpkit.kernels.exchange_candidates import packed_candidates
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS, mqa_logits
 from cpkit.kernels.paged_mqa_logits import PAGE_KEYS, paged_mqa_logits
@@ -22,9 +23,6 @@ from cpkit.kernels.table_slots import table_slots
 from cpkit.kernels.topk import TOPK, topk
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
-
-Candidates = tuple[torch.Tensor, torch.Tensor]
-"""Scores [tokens, k] fp32 and positions [tokens, k] int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,26 +50,6 @@ class Workspace:
 
     values: torch.Tensor
     scales: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class KeyOrder:
-    """Which key of its request lies at each place of a row of logits, counted from the row's first key.
-
-    dcp_size=2, interleave=1, first_key=1:    place            0 1 2
-                                              token_order      1 2 3
-                                              shard of rank 1  3 5 7      its key 1 on
-    """
-
-    dcp_size: int
-    dcp_rank: int
-    interleave: int
-    first_key: int
-
-
-def token_order(first_key: int) -> KeyOrder:
-    """Keys of all shards, one after the other, from key first_key of the request on."""
-    return KeyOrder(dcp_size=1, dcp_rank=0, interleave=1, first_key=first_key)
 
 
 def workspace_logits(
@@ -124,17 +102,10 @@ def decode_logits(
 
 def best_keys(
     logits: torch.Tensor, key_start: torch.Tensor, key_end: torch.Tensor, k: int, order: KeyOrder, *, backend: str
-) -> Candidates:
-    """The k best of each token's range of logits, with the positions of the keys in their requests."""
-    return local_candidates(
-        topk(logits, key_start, key_end, k, backend=backend),
-        logits,
-        key_start,
-        dcp_size=order.dcp_size,
-        dcp_rank=order.dcp_rank,
-        interleave=order.interleave,
-        first_key=order.first_key,
-    )
+) -> torch.Tensor:
+    """[tokens, k, 12] uint8: candidates, the k best of each token's range of logits, packed as they travel."""
+    kept = topk(logits, key_start, key_end, k, backend=backend)
+    return packed_candidates(kept, logits, key_start, order, backend=backend)
 
 
 def check_indexer(layer: Layer, states_per_block: int, backend: str) -> None:

@@ -1,9 +1,11 @@
 """Which keys each query token attends: the best that the indexer finds over chunks, key spans and ranks.
 
-    prefill    workspace keys -> logits -> top-k -> candidates, carried over key spans, exchanged over DCP without PCP
+    prefill    workspace keys -> logits -> top-k -> candidates, joined over key spans, exchanged over DCP without PCP
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
 
-A selection is [tokens, k] int64: positions among the request's keys (states), best first, then -1.
+A selection is [tokens, k] int64: positions among the request's keys (states) in no order, then -1. Candidates are
+packed, 12 bytes each, from where they are found: top-k, packing and the best of all ranks are a launch each and one
+collective.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,22 +19,14 @@ from cpkit.arrays import IntArray
 from cpkit.builders.indexer_metadata import IndexerChunk, IndexerDecode
 from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather, in_turn
-from cpkit.kernels.candidates import best_candidates, global_topk, pack_candidates
+from cpkit.kernels.candidates import KeyOrder, token_order, unpack_candidates
+from cpkit.kernels.exchange_candidates import best_of_packed, join_packed
 from cpkit.kernels.table_keys import KeyTable
 from cpkit.kernels.table_slots import table_slots
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
-from cpkit.worker.score import (
-    Candidates,
-    IndexQueries,
-    KeyOrder,
-    Workspace,
-    best_keys,
-    decode_logits,
-    token_order,
-    workspace_logits,
-)
+from cpkit.worker.score import IndexQueries, Workspace, best_keys, decode_logits, workspace_logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,14 +52,14 @@ class Selector:
     def prefill(self, spans: Sequence[Sequence[IndexerChunk]], queries: IndexQueries) -> torch.Tensor:
         """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside."""
         gathers = spans[0][0].gather is not None
-        found: list[Candidates] = []
+        found: list[torch.Tensor] = []
         firsts = [span[0] for span in spans]
         workspaces = self.gathered_keys(firsts) if gathers else map(self.local_keys, firsts)
         for span, keys in zip(spans, workspaces, strict=True):
             order = token_order(span[0].key_span[0]) if gathers else self.shard_order(span[0].first_local)
             of_span = [self.candidates(run, queries, keys, order) for run in span]
-            found = [self.better(*both) for both in zip(found, of_span, strict=True)] if found else of_span
-        return torch.cat([positions for _, positions in (found if gathers else map(self.exchange, found))])
+            found = [self.joined(*both) for both in zip(found, of_span, strict=True)] if found else of_span
+        return torch.cat([unpack_candidates(run)[1] if gathers else self.exchange(run) for run in found])
 
     def decode(self, decode: IndexerDecode, queries: IndexQueries) -> torch.Tensor:
         """The selection of the decode tokens, which come first."""
@@ -75,7 +69,7 @@ class Selector:
         logits = decode_logits(queries.part(0, num_tokens), decode, filled, self.caches, backend=self.backend)
         end = decode.seq_lens[:num_tokens, 0]
         order = self.shard_order(0)
-        return self.exchange(best_keys(logits, torch.zeros_like(end), end, self.topk, order, backend=self.backend))[1]
+        return self.exchange(best_keys(logits, torch.zeros_like(end), end, self.topk, order, backend=self.backend))
 
     def local_keys(self, chunk: IndexerChunk) -> Workspace:
         """Keys of this rank's shard, request after request, in local order."""
@@ -121,24 +115,23 @@ class Selector:
         interleave = self.places.plan.shards[self.layer.compress_ratio].interleave
         return KeyOrder(self.places.plan.topology.dcp, self.places.rank.dcp_rank, interleave, first_key)
 
-    def candidates(self, run: IndexerChunk, queries: IndexQueries, keys: Workspace, order: KeyOrder) -> Candidates:
-        """The best keys of a workspace for one run of query tokens."""
+    def candidates(self, run: IndexerChunk, queries: IndexQueries, keys: Workspace, order: KeyOrder) -> torch.Tensor:
+        """The best keys of a workspace for one run of query tokens, packed."""
         part, bounds = queries.part(run.token_start, run.token_stop), (run.key_start, run.key_end)
         logits = workspace_logits(part, keys, *bounds, backend=self.backend)
         return best_keys(logits, *bounds, self.topk, order, backend=self.backend)
 
-    def better(self, before: Candidates, found: Candidates) -> Candidates:
-        """The best of two key spans."""
-        scores, positions = (torch.cat(pair, dim=1) for pair in zip(before, found, strict=True))
-        return best_candidates(scores, positions, self.topk)
+    def joined(self, before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """The best candidates of two key spans."""
+        return join_packed(torch.cat([before, found]), 2, self.topk, backend=self.backend)
 
-    def exchange(self, found: Candidates) -> Candidates:
-        """The best over the DCP group, of which each rank has found the best of its shard."""
+    def exchange(self, found: torch.Tensor) -> torch.Tensor:
+        """The selection: the best over the DCP group, of which each rank has found the best of its shard."""
         dcp = self.places.plan.topology.dcp
         if dcp == 1:
-            return found
-        gathered = self.comm.all_gather(pack_candidates(*found), "dcp", what="candidates")
-        return global_topk(gathered, dcp, self.topk)
+            return unpack_candidates(found)[1]
+        gathered = self.comm.all_gather(found, "dcp", what="candidates")
+        return best_of_packed(gathered, dcp, self.topk, backend=self.backend)[1]
 
 
 def chunk_sets(chunks: Sequence[IndexerChunk]) -> Iterator[list[list[IndexerChunk]]]:

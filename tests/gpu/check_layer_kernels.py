@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from cpkit.activations.generate import DATA_KINDS, HEAD_STREAMS, STREAMS, Generated
-from cpkit.kernels.candidates import global_topk, local_candidates, pack_candidates
+from cpkit.kernels.candidates import KeyOrder, global_topk, local_candidates, pack_candidates
 from cpkit.kernels.fp8 import dequantize_fp8, quantize_fp8
 from cpkit.kernels.index_cache import gather_index_keys, insert_index_keys
 from cpkit.kernels.latent_cache import (
@@ -82,7 +82,7 @@ def candidates(device: str) -> Tensors:
         topk = torch.stack([permuted(device, 500, seed)[:256] for seed in range(NUM_TOKENS)])
         topk[:, -rank * 20 - 1 :] = -1
         start = torch.arange(NUM_TOKENS, device=device) % 100
-        sent.append(pack_candidates(*local_candidates(topk, logits, start, dcp_size=4, dcp_rank=rank, interleave=16)))
+        sent.append(pack_candidates(*local_candidates(topk, logits, start, KeyOrder(4, rank, 16))))
     return global_topk(torch.cat(sent), 4, 256)
 
 

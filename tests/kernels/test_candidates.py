@@ -8,10 +8,12 @@ import torch
 
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.candidates import (
+    KeyOrder,
     best_candidates,
     global_topk,
     local_candidates,
     pack_candidates,
+    token_order,
     unpack_candidates,
 )
 from tests.oracles import deal
@@ -61,7 +63,7 @@ def test_global_topk_is_the_topk_of_all_keys(ranks, interleave, k, kind):
                 logits[row, row + index] = score
             best = [pos for _, pos in slow_best([(score, i) for i, (score, _) in enumerate(held)], k)]
             topk[row] = torch.tensor(best)
-        mine = local_candidates(topk, logits, start, dcp_size=ranks, dcp_rank=rank, interleave=interleave)
+        mine = local_candidates(topk, logits, start, KeyOrder(ranks, rank, interleave))
         sent.append(pack_candidates(*mine))
     check_rows(*global_topk(torch.cat(sent), ranks, k), rows, k)
 
@@ -72,14 +74,13 @@ def test_b99_half_of_the_best_of_each_rank_is_not_enough():
     for rank in range(2):
         logits = torch.tensor([scores[rank::2]])
         topk = torch.tensor([[0, 1, 2, 3]] if rank == 0 else [[3, 2, 1, 0]])
-        sent.append(pack_candidates(*local_candidates(topk, logits, torch.tensor([0]), dcp_size=2, dcp_rank=rank)))
+        sent.append(pack_candidates(*local_candidates(topk, logits, torch.tensor([0]), KeyOrder(2, rank, 1))))
     assert global_topk(torch.cat(sent), 2, 4)[1].tolist() == [[0, 2, 4, 6]]
 
 
 def test_b103_local_ids_become_global():
-    _, positions = local_candidates(
-        torch.tensor([[0, 1, 2, 3]]), torch.zeros(1, 4), torch.tensor([0]), dcp_size=2, dcp_rank=1, interleave=2
-    )
+    topk, start = torch.tensor([[0, 1, 2, 3]]), torch.tensor([0])
+    _, positions = local_candidates(topk, torch.zeros(1, 4), start, KeyOrder(2, 1, 2))
     assert positions.tolist() == [[2, 3, 6, 7]]
 
 
@@ -89,10 +90,7 @@ def test_a_later_key_span_counts_on():
         torch.tensor([[1, 0, -1]], dtype=torch.int32),
         torch.tensor([[NAN, 3.0, 4.0]]),
         torch.tensor([1], dtype=torch.int32),
-        dcp_size=2,
-        dcp_rank=1,
-        interleave=2,
-        first_key=8,
+        KeyOrder(dcp_size=2, dcp_rank=1, interleave=2, first_key=8),
     )
     assert scores.tolist() == [[4.0, 3.0, -INF]] and positions.tolist() == [[19, 18, -1]]
 
@@ -109,9 +107,8 @@ def test_neighbouring_ids_above_2_24_and_2_32_stay_apart():
     packed = pack_candidates(torch.zeros(1, 6), torch.tensor([ids]))
     assert unpack_candidates(packed)[1].tolist() == [ids]
     assert global_topk(packed, 1, 6)[1].tolist() == [sorted(ids)]
-    far = local_candidates(
-        torch.tensor([[2**23]]), torch.zeros(1, 2**23 + 1), torch.tensor([0]), dcp_size=4, dcp_rank=3
-    )
+    topk, start = torch.tensor([[2**23]]), torch.tensor([0])
+    far = local_candidates(topk, torch.zeros(1, 2**23 + 1), start, KeyOrder(4, 3, 1))
     assert far[1].item() == 2**25 + 3
 
 
@@ -140,7 +137,7 @@ def test_nothing_to_choose_from(num_tokens, n):
 
 def test_no_keys_at_all():
     none = torch.full((2, 3), -1, dtype=torch.int32)
-    scores, positions = local_candidates(none, torch.zeros(2, 0), torch.zeros(2, dtype=torch.int32))
+    scores, positions = local_candidates(none, torch.zeros(2, 0), torch.zeros(2, dtype=torch.int32), token_order(0))
     assert (scores == -INF).all() and (positions == -1).all()
 
 
@@ -152,6 +149,6 @@ def test_refusals():
     with pytest.raises(PlanError, match="positions"):
         pack_candidates(torch.zeros(1, 1), torch.zeros(1, 1))
     with pytest.raises(PlanError, match="dcp_rank=2"):
-        local_candidates(torch.zeros(1, 1).int(), torch.zeros(1, 1), torch.zeros(1).int(), dcp_size=2, dcp_rank=2)
+        local_candidates(torch.zeros(1, 1).int(), torch.zeros(1, 1), torch.zeros(1).int(), KeyOrder(2, 2, 1))
     with pytest.raises(ConfigError, match="built for torch"):
         best_candidates(torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.int64), 1, backend="triton")

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from cpkit.errors import ConfigError, PlanError  # noqa: E402
-from cpkit.kernels.candidates import pack_candidates  # noqa: E402
-from cpkit.kernels.exchange_candidates import best_of_packed, packed_candidates  # noqa: E402
+from cpkit.kernels.candidates import KeyOrder, pack_candidates, unpack_candidates  # noqa: E402
+from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,10 +30,8 @@ def test_a_rank_packs_scores_and_global_positions(backend, dcp_size, dcp_rank, i
     topk = [[3, 0, -1, 19], [-1, -1, -1, -1], [0, -1, -1, -1]]
     words = put(np.full((3, 7), 99), ints)[:, :4]
     words[:] = put(topk, ints)
-    got = packed_candidates(
-        words, put(logits, torch.float32), put(start, torch.int32), dcp_size=dcp_size, dcp_rank=dcp_rank,
-        interleave=interleave, first_key=first_key, backend=backend,
-    )  # fmt: skip
+    order = KeyOrder(dcp_size, dcp_rank, interleave, first_key)
+    got = packed_candidates(words, put(logits, torch.float32), put(start, torch.int32), order, backend=backend)
     for token, kept in enumerate(topk):
         for i, index in enumerate(kept):
             score, position = -INF, -1
@@ -88,8 +86,9 @@ def test_the_best_of_all_lists(backend, kind, lists, n, k):
     if kind == "padding":
         absent = rng.random(shape) < 0.7
         scores[absent], positions[absent] = -INF, -1
-    got = best_of_packed(gathered(scores, positions), lists, k, backend=backend)
-    assert pairs(*got) == expected(scores, positions, k)
+    sent = gathered(scores, positions)
+    assert pairs(*best_of_packed(sent, lists, k, backend=backend)) == expected(scores, positions, k)
+    assert pairs(*unpack_candidates(join_packed(sent, lists, k, backend=backend))) == expected(scores, positions, k)
 
 
 def test_more_lists_than_are_compared_at_once(monkeypatch):
@@ -97,8 +96,9 @@ def test_more_lists_than_are_compared_at_once(monkeypatch):
     rng = np.random.default_rng(0)
     scores = rng.integers(-2, 3, (9, 4, 6)).astype(np.float32)
     positions = np.tile(rng.permutation(9 * 6).reshape(9, 1, 6), (1, 4, 1)).astype(np.int64)
-    got = best_of_packed(gathered(scores, positions), 9, 6, backend="triton")
-    assert pairs(*got) == expected(scores, positions, 6)
+    sent = gathered(scores, positions)
+    assert pairs(*best_of_packed(sent, 9, 6, backend="triton")) == expected(scores, positions, 6)
+    assert pairs(*unpack_candidates(join_packed(sent, 9, 6, backend="triton"))) == expected(scores, positions, 6)
     with pytest.raises(PlanError, match="at most 8 of a rank are compared"):
         best_of_packed(gathered(scores[:1].repeat(2, 2), positions[:1].repeat(2, 2)), 1, 6, backend="triton")
 
@@ -107,6 +107,7 @@ def test_more_lists_than_are_compared_at_once(monkeypatch):
 def test_no_tokens_and_refusals(backend):
     nothing = torch.zeros(0, 4, 12, dtype=torch.uint8, device=DEVICE)
     assert [part.shape for part in best_of_packed(nothing, 2, 3, backend=backend)] == [(0, 3), (0, 3)]
+    assert join_packed(nothing, 2, 3, backend=backend).shape == (0, 3, 12)
     with pytest.raises(PlanError, match="3 rows of candidates from 2 ranks"):
         best_of_packed(torch.zeros(3, 4, 12, dtype=torch.uint8, device=DEVICE), 2, 3, backend=backend)
     with pytest.raises(ConfigError, match="torch, triton"):

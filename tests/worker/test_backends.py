@@ -16,9 +16,18 @@ LONG = Batch.from_lens([700, 1100], [2, 3], [698, 1100])
 SIZES = {"topk": 512, "index_heads": 32}
 
 
+SPANS = {**SIZES, "budget": {"workspace_tokens": 512}}
+"""Key spans of the longer request: candidates are joined before they are exchanged."""
+
+
 @pytest.mark.parametrize(
     "case",
-    [Case("dsa", 1, {"pcp": 2, "dcp": 2}, **SIZES), Case("dsa", 64, {"tp": 2, "dcp": 2}, merge="a2a", **SIZES)],
+    [
+        Case("dsa", 1, {"pcp": 2, "dcp": 2}, **SIZES),
+        Case("dsa", 64, {"tp": 2, "dcp": 2}, merge="a2a", **SIZES),
+        pytest.param(Case("dsa", 1, {"tp": 4, "dcp": 4}, **SPANS), marks=pytest.mark.slow),
+        pytest.param(Case("dsa", 16, {"tp": 2, "pcp": 2, "dcp": 4}, merge="a2a", **SPANS), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_backends_select_the_same_keys(case):
