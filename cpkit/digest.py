@@ -40,11 +40,12 @@ def _feed(update: Any, value: Any) -> None:
         _feed(update, sorted(value.items()))
     elif is_dataclass(value):
         update(f"<{type(value).__name__}".encode())
-        for name in _field_names(type(value)):
+        kind: Any = type(value)
+        for name in _field_names(kind):
             _feed(update, getattr(value, name))
     else:
-        kind = getattr(value, "dtype", type(value).__name__)
-        raise TypeError(f"no digest for {kind}: plans hold whole numbers, strings, arrays of them and dataclasses")
+        told = getattr(value, "dtype", type(value).__name__)
+        raise TypeError(f"no digest for {told}: plans hold whole numbers, strings, arrays of them and dataclasses")
 
 
 @cache
