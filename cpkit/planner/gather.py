@@ -89,11 +89,11 @@ def plan_gather(
     """
     rows = slice(chunk.row_start, chunk.row_stop)
     bounds = request_row_bounds(row_req[rows])
-    row_region = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    row_region = np.arange(len(bounds) - 1).repeat(bounds[1:] - bounds[:-1])
     shard_keys = row_shard_keys[rows][bounds[:-1]]
-    other = np.flatnonzero(shard_keys[row_region] != row_shard_keys[rows])
-    if other.size:
-        bad = int(other[0]) + chunk.row_start
+    differs = shard_keys[row_region] != row_shard_keys[rows]
+    if differs.any():
+        bad = int(differs.argmax()) + chunk.row_start
         raise PlanError(
             f"row {bad} of request {int(row_req[bad])}: largest shard {int(row_shard_keys[bad])} keys, but an earlier "
             "row of the request has another; the largest shard belongs to the whole request"
