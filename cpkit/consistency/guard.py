@@ -1,7 +1,7 @@
 """The guard: before the first collective of a step, ranks show each other what they planned, beside the collectives.
 
     plan step 7 ─► start ─── step 6 still runs on the GPU ─── wait ─► step 7
-                     └─ 144 bytes to each rank ──────────────┘└─ all alike, or DesyncError on all ranks
+                     └─ 136 bytes to each rank ──────────────┘└─ all alike, or DesyncError on all ranks
 
 One exchange a step: the step's number and a digest of each field that ranks must have in common. Only where they differ
 a second one sends the values of one rank of each kind, which name the field, the place and both values. Within the

@@ -5,6 +5,7 @@ python -m tests.run.fault_table        launches jobs of four ranks, writes DATA 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -77,8 +78,9 @@ def drawn(data):
 
 
 def _short(text):
-    """The first two lines of a text."""
-    return ": ".join(line.strip() for line in text.splitlines()[:2]).replace("|", "/")
+    """The first two lines of a text; places in the program without their lines, which move."""
+    short = ": ".join(line.strip() for line in text.splitlines()[:2]).replace("|", "/")
+    return re.sub(r"(\.py):\d+", r"\1", short)
 
 
 def page_with(table):
