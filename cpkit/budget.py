@@ -13,7 +13,8 @@ WORKSPACE_MODEL_LENS = 40
 class Budget:
     """Limits of a step.
 
-    workspace_tokens: tokens whose keys a prefill chunk may gather (compressed caches: workspace_tokens // ratio keys).
+    workspace_tokens: tokens whose keys a prefill chunk may gather (compressed caches: workspace_tokens // ratio keys),
+        and so the size of one workspace. The rank program has two: one is filled while the other is scored.
     logits_bytes: bytes of fp32 indexer logits (query tokens x keys x 4) that one kernel call may write.
     max_num_batched_tokens, max_num_seqs: tokens and requests of a step.
     num_speculative_tokens: draft tokens a decode verifies beside its own; decodes are rows of up to 1 + this many.

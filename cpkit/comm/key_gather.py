@@ -4,7 +4,8 @@
     symmetric     paged cache ─► shared buffer ─► meeting ─► token order          GPUs that reach each other's memory
 
 Both send the same bytes, values and scales of a shard in one piece, and count them as the same all-gather. A gather is
-started and waited for, so that the next workspace fills while the caller scores this one; that takes memory for both:
+started and waited for, so that the next workspace fills while the caller scores this one. There are two workspaces in
+turn, whatever the host has queued: gather 2 fills that of gather 0, behind the work that reads it:
 
     side stream    gather 0 │ gather 1 │ gather 2 │
     caller                    score 0  │ score 1  │ score 2
@@ -47,10 +48,15 @@ class PendingKeys:
 
 
 class KeyGather(ABC):
-    """Gathers of one rank over its DCP group, one after another, in the same order on all its ranks."""
+    """Gathers of one rank over its DCP group, one after another, in the same order on all its ranks.
 
-    def __init__(self, comm: Comm, dim: int) -> None:
-        self._comm, self._dim = comm, dim
+    max_keys: the most that one rank contributes to a workspace.
+    """
+
+    def __init__(self, comm: Comm, dim: int, max_keys: int) -> None:
+        self._comm, self._dim, self._max_keys = comm, dim, max_keys
+        self._ranks = comm.group("dcp").size
+        self._workspaces = [keys_out(None, 0, dim, comm.device) for _ in range(2)]
         self._stream: torch.cuda.Stream | None = None
         # threads of one process exchange tensors on the one stream that they share
         if comm.device.type == "cuda" and not comm.shares_process:
@@ -60,9 +66,12 @@ class KeyGather(ABC):
     def start(self, cache: torch.Tensor, table: KeyTable, *, interleave: int) -> PendingKeys:
         """Begin to gather the keys of a workspace: table.num_keys of every rank, the tables as in table_keys.py.
 
-        The cache must not change until the gather is waited for. interleave in keys. Raises DesyncError if an earlier
-        gather is known to have failed.
+        The cache must not change until the gather is waited for. The keys stay until the gather after the next one is
+        started; work that reads them is on the current stream by then. interleave in keys. Raises DesyncError if an
+        earlier gather is known to have failed, and PlanError for more keys than max_keys.
         """
+        if table.num_keys > self._max_keys:
+            raise PlanError(f"{table.num_keys} keys of a rank in buffers for {self._max_keys}: size them by the budget")
         if self._stream is None:
             return PendingKeys(self._gather(cache, table, interleave), None)
         self._stream.wait_stream(torch.cuda.current_stream(self._comm.device))
@@ -80,33 +89,39 @@ class KeyGather(ABC):
     @abstractmethod
     def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys: ...
 
+    def _next_workspace(self, keys_per_rank: int) -> IndexKeys:
+        """Room for the keys of all ranks in the workspace whose turn it is; it grows to the largest so far."""
+        self._workspaces.reverse()
+        num_keys = keys_per_rank * self._ranks
+        if len(self._workspaces[0][1]) < num_keys:
+            self._workspaces[0] = keys_out(None, 0, self._dim, self._comm.device)  # gone before the larger one is made
+            self._workspaces[0] = keys_out(None, num_keys, self._dim, self._comm.device)
+        values, scales = self._workspaces[0]
+        return values[:num_keys], scales[:num_keys]
+
 
 class CollectiveGather(KeyGather):
     """One all-gather of packed shards, then token order in one launch. backend: of the kernels, torch or triton."""
 
-    def __init__(self, comm: Comm, dim: int, backend: str) -> None:
-        super().__init__(comm, dim)
+    def __init__(self, comm: Comm, dim: int, max_keys: int, backend: str) -> None:
+        super().__init__(comm, dim, max_keys)
         self._backend = backend
 
     def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys:
         shard = torch.empty(packed_bytes(table.num_keys, self._dim), dtype=torch.uint8, device=cache.device)
         table_keys(cache, table, self._dim, out=_parts(shard, table.num_keys, self._dim), backend=self._backend)
         gathered = self._comm.all_gather(shard, "dcp", what=WHAT)
-        ranks = self._comm.group("dcp").size
-        values, scales = split_planes(gathered.view(ranks, len(shard)), table.num_keys, self._dim)
-        return gather_keys(values, scales, table.local_start, interleave=interleave, backend=self._backend)
+        values, scales = split_planes(gathered.view(self._ranks, len(shard)), table.num_keys, self._dim)
+        out = self._next_workspace(table.num_keys)
+        return gather_keys(values, scales, table.local_start, interleave=interleave, out=out, backend=self._backend)
 
 
 class SymmetricGather(KeyGather):
-    """Each rank packs its shard into a shared buffer, and all read all; two buffers in turn.
-
-    max_keys: of a workspace on one rank; the buffers hold as many.
-    """
+    """Each rank packs its shard into a shared buffer of max_keys keys, and all read all; two buffers in turn."""
 
     def __init__(self, comm: NcclComm, dim: int, max_keys: int, timeout_s: float) -> None:
-        super().__init__(comm, dim)
+        super().__init__(comm, dim, max_keys)
         self._peers = PeerGroup(comm, "dcp", timeout_s=timeout_s)
-        self._max_keys = max_keys
         self._buffers = [self._peers.allocate(packed_bytes(max_keys, dim)) for _ in range(2)]
 
     def check(self) -> None:
@@ -115,9 +130,7 @@ class SymmetricGather(KeyGather):
             self._peers.check()
 
     def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys:
-        if table.num_keys > self._max_keys:
-            raise PlanError(f"{table.num_keys} keys of a rank in buffers for {self._max_keys}: size them by the budget")
-        out = keys_out(None, table.num_keys * self._peers.size, self._dim, cache.device)
+        out = self._next_workspace(table.num_keys)
         if not table.num_keys:
             return out
         shard = self._buffers[0].own[: packed_bytes(table.num_keys, self._dim)]
@@ -144,7 +157,7 @@ def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend
     """
     check_gather(gather)
     if gather == "collective":
-        return CollectiveGather(comm, dim, backend)
+        return CollectiveGather(comm, dim, max_keys, backend)
     if not isinstance(comm, NcclComm):
         raise ConfigError(
             f"gather symmetric over {type(comm).__name__}: ranks read each other's GPU memory, so it takes comm torch "
@@ -156,7 +169,10 @@ def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend
 def in_turn(
     gather: KeyGather, workspaces: Iterable[tuple[torch.Tensor, KeyTable]], *, interleave: int
 ) -> Iterator[IndexKeys]:
-    """The keys of each workspace (cache and table) in turn, the gather of the next under way meanwhile."""
+    """The keys of each workspace (cache and table) in turn, the gather of the next under way meanwhile.
+
+    Whoever asks for the next has put all work that reads the last on the current stream: its memory is filled anew.
+    """
     ahead: PendingKeys | None = None
     for cache, table in workspaces:
         now, ahead = ahead, gather.start(cache, table, interleave=interleave)

@@ -32,6 +32,7 @@ class MemorySettings:
     weights: bytes on one rank. utilization: share of the chip's memory that may be used. replicates_index: every rank
     of a DCP group keeps all indexer keys. max_model_len: tokens of the longest request. merge: ag_rs or a2a.
     buffers_beside: the utilization is of weights and caches alone (SGLang's static share); buffers take from the rest.
+    num_workspaces: index workspaces at once; cpkit fills the next while it scores one.
     """
 
     model: Model
@@ -44,6 +45,7 @@ class MemorySettings:
     replicates_index: bool = False
     buffers_beside: bool = False
     merge: str = "ag_rs"
+    num_workspaces: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def plan_memory(settings: MemorySettings) -> Memory:
         max_model_len=settings.max_model_len,
         replicates_index=settings.replicates_index,
         merge=settings.merge,
+        num_workspaces=settings.num_workspaces,
     )
     if not 0 < settings.utilization.value <= 1:
         raise ConfigError(f"utilization {settings.utilization.value:g}: a share of the memory is above 0, at most 1")

@@ -32,9 +32,13 @@ def list_buffers(
     max_model_len: int,
     replicates_index: bool,
     merge: str,
+    num_workspaces: int,
 ) -> tuple[Buffer, ...]:
     """Buffers of one rank that are not empty, shared by all layers: each as large as its largest use."""
-    fixed = [_workspace(model, budget), *_logits(model, topology, budget, max_model_len, replicates_index)]
+    fixed = [
+        _workspace(model, budget, num_workspaces),
+        *_logits(model, topology, budget, max_model_len, replicates_index),
+    ]
     settings = StepSettings(topology, model, budget, merge=merge)
     held: dict[str, tuple[int, str]] = {}
     for step, batch in _largest_steps(budget, max_model_len).items():
@@ -48,15 +52,16 @@ def list_buffers(
     )
 
 
-def _workspace(model: Model, budget: Budget) -> Buffer:
-    """Indexer keys of a prefill chunk in token order."""
+def _workspace(model: Model, budget: Budget, num_workspaces: int) -> Buffer:
+    """Indexer keys of a prefill chunk in token order, and of the next where it is filled meanwhile."""
     rows = {
         (budget.workspace_keys(layer.index.ratio), layer.index.key_bytes)
         for layer in model.layers
         if layer.index and layer.runs_index
     }
     keys, key_bytes = max(rows, key=lambda row: row[0] * row[1], default=(0, 0))
-    return Buffer("index workspace", keys * key_bytes, f"{keys:,} keys x {key_bytes} B")
+    times = f"{num_workspaces} x " if num_workspaces > 1 else ""
+    return Buffer("index workspace", num_workspaces * keys * key_bytes, f"{times}{keys:,} keys x {key_bytes} B")
 
 
 def _logits(

@@ -77,6 +77,7 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
         replicates_index=deployment.replicates_index,
         buffers_beside=deployment.engine == "sglang",
         merge="ag_rs" if deployment.reduction == "ag_rs" else "a2a",
+        num_workspaces=2 if deployment.engine == "cpkit" else 1,
     )
 
 

@@ -124,5 +124,9 @@ def _gathered_keys(settings: StepSettings) -> dict[int, int]:
     topology = settings.topology
     if topology.pcp == 1 or topology.dcp == 1:
         return {}
-    dims = sorted({layer.index.head_dim for layer in settings.model.layers if layer.index and layer.runs_index})
-    return dict.fromkeys(dims, settings.budget.workspace_tokens // topology.dcp)
+    found: dict[int, int] = {}
+    for layer in settings.model.layers:
+        if layer.index and layer.runs_index:
+            dim, keys = layer.index.head_dim, settings.budget.workspace_keys(layer.index.ratio) // topology.dcp
+            found[dim] = max(found.get(dim, 0), keys)
+    return found

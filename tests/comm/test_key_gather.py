@@ -5,7 +5,7 @@ import pytest
 from cpkit.cli import run
 from cpkit.comm.key_gather import GATHERS, in_turn, make_key_gather
 from cpkit.comm.simulated import run_ranks
-from cpkit.errors import ConfigError
+from cpkit.errors import ConfigError, PlanError
 from cpkit.topology import Topology
 from tests.comm.key_shards import DIM, STEPS, check_keys, workspace
 
@@ -55,5 +55,26 @@ def test_no_workspaces_are_no_gathers():
     def program(comm):
         gather = make_key_gather(comm, "collective", **OPTIONS)
         assert list(in_turn(gather, [], interleave=1)) == [] and comm.ledger.take() == ()
+
+    run_ranks(Topology(pcp=2, dcp=2), program)
+
+
+def test_there_are_two_workspaces_however_many_are_gathered():
+    """Gather 2 fills the memory of gather 0, and so on; one that does not fit the budget is refused."""
+
+    def program(comm):
+        gather = make_key_gather(comm, "collective", **OPTIONS)
+        lens = [[9], [5, 4], [2], [7], [1]]
+        made = [workspace(comm, each, 1, step) for step, each in enumerate(lens)]
+        seen = []
+        for each, (_, _, extents), keys in zip(
+            lens, made, in_turn(gather, [(cache, table) for cache, table, _ in made], interleave=1), strict=True
+        ):
+            check_keys(keys, each, extents, each)
+            seen.append(tuple(part.data_ptr() for part in keys))
+        assert seen == [seen[0], seen[1], seen[0], seen[1], seen[0]] and seen[0] != seen[1]
+        small = make_key_gather(comm, "collective", **OPTIONS | {"max_keys": made[0][1].num_keys - 1})
+        with pytest.raises(PlanError, match="size them by the budget"):
+            small.start(*made[0][:2], interleave=1)
 
     run_ranks(Topology(pcp=2, dcp=2), program)

@@ -55,6 +55,13 @@ def test_limits_reach_the_plan():
     assert memory.settings.budget.max_num_batched_tokens == 8192
 
 
+def test_cpkit_fills_one_workspace_while_it_scores_another():
+    """vLLM has one, whose keys are scored before the next are gathered."""
+    for engine, count in (("vllm", 1), ("cpkit", 2)):
+        memory = memory_of(deployment(engine), limits(workspace_tokens=1000))
+        assert {buffer.name: buffer.bytes for buffer in memory.buffers}["index workspace"] == count * 132_000
+
+
 def test_buffers_of_sglang_lie_beside_its_static_share():
     memory = memory_of(deployment("sglang", dcp=8), limits())
     assert memory.room == pytest.approx(141e9 * 0.9 - 8e10) and sum(buffer.bytes for buffer in memory.buffers) > 1e9
