@@ -71,7 +71,7 @@ def test_wrong_selection_is_told(monkeypatch):
         scores, positions = found
         return scores, torch.where(positions == 0, -1, positions)
 
-    broken(monkeypatch, select, "global_topk", swap)
+    broken(monkeypatch, select, "best_of_packed", swap)
     first = first_mismatch(CASE)
     assert first.what == "selection" and (first.layer, first.kind) == (0, "dsa")
     assert str(first).startswith("step 1, layer 0 (dsa), request 1, token 3, rank 0: selection is [")
