@@ -72,7 +72,7 @@ def seal(array: A) -> A:
 def prefix_sum(lens: IntArray) -> IntArray:
     """[n] -> [n + 1] int64: where each run starts, then the total.  2 0 3 -> 0 2 2 5"""
     out = np.zeros(len(lens) + 1, np.int64)
-    np.cumsum(lens, out=out[1:])
+    np.add.accumulate(lens, out=out[1:])
     return out
 
 

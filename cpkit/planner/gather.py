@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import IntArray, ceil_div, freeze, prefix_sum, seal
+from cpkit.arrays import IntArray, ceil_div, prefix_sum, seal
 from cpkit.errors import PlanError
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.interleave import split_position
@@ -101,4 +101,4 @@ def plan_gather(
     first_local = chunk.key_start // dcp_size
     if len(shard_keys) == 1:
         shard_keys = np.minimum(shard_keys, ceil_div(chunk.key_stop, dcp_size)) - first_local
-    return GatherPlan(dcp_size, interleave, first_local, freeze(shard_keys), seal(row_region))
+    return GatherPlan(dcp_size, interleave, first_local, seal(shard_keys), seal(row_region))
