@@ -13,8 +13,8 @@ from cpkit.errors import ConfigError, InputError
 from cpkit.model import MODELS, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # memory needs numpy, which --help does without
-    from cpkit.sizing.memory_deployment import Limits
-    from cpkit.sizing.rules_deployment import Deployment
+    from cpkit.sizing.deployment import Deployment
+    from cpkit.sizing.memory.deployment import Limits
 
 DESCRIPTION = """\
 Say whether an engine takes a deployment: yes or no, every rule that refuses it with its source, and the nearest legal
@@ -148,8 +148,8 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judge and print; returns 0 for yes, VIOLATED for no."""
     from cpkit.report.doctor_report import doctor_report
-    from cpkit.sizing.memory_deployment import knobs
-    from cpkit.sizing.rules_verdict import judge, verdict_data
+    from cpkit.sizing.memory.deployment import knobs
+    from cpkit.sizing.verdict import judge, verdict_data
 
     line = read_launch_line(args.line) if args.line else None
     deployment, limits, told = read_deployment(args, line)
@@ -174,8 +174,8 @@ def read_deployment(
 ) -> tuple["Deployment", "Limits", tuple[str, ...]]:
     """What flags and line describe, and what was assumed; flags win over the line."""
     from cpkit.sizing.chips import chip
-    from cpkit.sizing.rules_defaults import complete
-    from cpkit.sizing.rules_deployment import Deployment
+    from cpkit.sizing.deployment import Deployment
+    from cpkit.sizing.rules.defaults import complete
 
     settings = dict(line.settings) if line else {}
     names = [*Deployment.__dataclass_fields__, *LIMITS]
@@ -202,7 +202,7 @@ def read_deployment(
 def _limits(args: argparse.Namespace, settings: dict[str, Any], config: dict[str, Any], max_model_len: int) -> "Limits":
     """What decides memory; takes its settings out of `settings`."""
     from cpkit.sizing.figures import Figure
-    from cpkit.sizing.memory_deployment import DEFAULT_UTILIZATION, Limits
+    from cpkit.sizing.memory.deployment import DEFAULT_UTILIZATION, Limits
 
     found = {name: settings.pop(name) for name in LIMITS if name in settings}
     if args.logits_mb is not None:

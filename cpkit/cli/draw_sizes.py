@@ -98,7 +98,7 @@ def draw_capacity(args: argparse.Namespace) -> str:
     from cpkit.report.pictures.capacity import draw_capacity, fits
     from cpkit.sizing.chips import chip
     from cpkit.sizing.figures import Figure
-    from cpkit.sizing.memory_deployment import Limits
+    from cpkit.sizing.memory.deployment import Limits
 
     names = [name.strip() for name in args.chips.split(",")]
     if len(set(names)) != len(names) or len(names) > MAX_LINES:
@@ -120,8 +120,8 @@ def draw_ttft(args: argparse.Namespace) -> str:
     from cpkit.budget import default_budget
     from cpkit.report.pictures.ttft import TtftSetting, draw_ttft, prefill_curve
     from cpkit.sizing.chips import chip
-    from cpkit.sizing.cost_assumptions import Assumptions
-    from cpkit.sizing.cost_facts import load_weights
+    from cpkit.sizing.cost.assumptions import Assumptions
+    from cpkit.sizing.cost.facts import load_weights
 
     model = load_model(args.model)
     contexts = tuple(sorted(set(args.contexts or CONTEXTS)))
@@ -150,7 +150,7 @@ def draw_pareto(args: argparse.Namespace) -> str:
     """Read a sweep and draw its outcomes."""
     from cpkit.report.pictures.pareto import draw_pareto
     from cpkit.report.pictures.sweep_file import read_sweep
-    from cpkit.sizing.sweep_choice import Aim
+    from cpkit.sizing.sweep.choice import Aim
 
     sweep = read_sweep(args.results)
     asked = Aim(args.ttft or sweep.aim.ttft_s, args.tpot or sweep.aim.tpot_s)

@@ -18,7 +18,7 @@ from cpkit.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from cpkit.settings import StepSettings
     from cpkit.simulate.result import ReplaySettings, Simulation
-    from cpkit.sizing.cost_clock import PlannedClock
+    from cpkit.sizing.cost.clock import PlannedClock
 
 MAX_PROCESSES = 8
 MAX_STEPS = 1 << 40
@@ -201,10 +201,10 @@ def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedCl
             raise ConfigError("--weight-bits and --overlap belong to --cost CHIP: name the chip")
         return None
     from cpkit.sizing.chips import chip
-    from cpkit.sizing.cost_assumptions import Assumptions
-    from cpkit.sizing.cost_clock import PlannedClock
-    from cpkit.sizing.cost_facts import load_weights
-    from cpkit.sizing.cost_model import CostModel
+    from cpkit.sizing.cost.assumptions import Assumptions
+    from cpkit.sizing.cost.clock import PlannedClock
+    from cpkit.sizing.cost.facts import load_weights
+    from cpkit.sizing.cost.model import CostModel
 
     weights = load_weights(args.model, settings.model, weight_bits=args.weight_bits)
     assumptions = Assumptions(overlap=args.overlap)

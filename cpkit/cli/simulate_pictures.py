@@ -12,7 +12,7 @@ from cpkit.errors import ConfigError
 if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.settings import StepSettings
     from cpkit.simulate.result import Simulation
-    from cpkit.sizing.cost_clock import PlannedClock
+    from cpkit.sizing.cost.clock import PlannedClock
     from cpkit.workload.scheduler import ScheduledStep
 
 TIMELINE_STEPS = 200

@@ -14,8 +14,8 @@ from cpkit.errors import ConfigError
 from cpkit.model import MODELS, load_model
 
 if TYPE_CHECKING:  # numpy is not needed for --help
-    from cpkit.sizing.sweep import Choices
-    from cpkit.sizing.sweep_run import SweepProgress
+    from cpkit.sizing.sweep.candidates import Choices
+    from cpkit.sizing.sweep.run import SweepProgress
     from cpkit.workload.request import Trace
 
 ENGINES = ("cpkit", "vllm", "sglang")
@@ -117,13 +117,13 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.cli.progress import StatusLine
     from cpkit.report.sweep_report import sweep_data, sweep_report
     from cpkit.sizing.chips import chip
-    from cpkit.sizing.cost_assumptions import Assumptions
-    from cpkit.sizing.cost_facts import load_weights, read_facts
-    from cpkit.sizing.memory_deployment import Limits
-    from cpkit.sizing.sweep import sort_out
-    from cpkit.sizing.sweep_choice import Aim, choose
-    from cpkit.sizing.sweep_replay import SweepSetting
-    from cpkit.sizing.sweep_run import Results, run_sweep, screen
+    from cpkit.sizing.cost.assumptions import Assumptions
+    from cpkit.sizing.cost.facts import load_weights, read_facts
+    from cpkit.sizing.memory.deployment import Limits
+    from cpkit.sizing.sweep.candidates import sort_out
+    from cpkit.sizing.sweep.choice import Aim, choose
+    from cpkit.sizing.sweep.replay import SweepSetting
+    from cpkit.sizing.sweep.run import Results, run_sweep, screen
 
     for path in (args.json, args.results):
         if path not in (None, "-"):
@@ -192,7 +192,7 @@ def read_requests(args: argparse.Namespace) -> "Trace":
 
 
 def _choices(args: argparse.Namespace) -> "Choices":
-    from cpkit.sizing.sweep import Choices
+    from cpkit.sizing.sweep.candidates import Choices
 
     partitions = tuple(name.strip().replace("-", "_") for name in args.partitions.split(","))
     return Choices(args.gpus, tuple(args.batch_tokens), partitions, tuple(args.interleaves))

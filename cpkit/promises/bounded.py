@@ -1,7 +1,7 @@
 """Bounded: no step, and no chunk of it, holds more than the budget allows.
 
 The workspace is counted chunk by chunk. Who gathers a chunk while the one before it is scored holds two of them, each
-within workspace_tokens: twice that, and never more (comm/key_gather.py; sizing/memory_buffers.py counts the bytes).
+within workspace_tokens: twice that, and never more (comm/key_gather.py; sizing/memory/buffers.py counts the bytes).
 """
 
 from collections.abc import Iterator

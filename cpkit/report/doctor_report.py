@@ -5,12 +5,12 @@ from textwrap import wrap
 from typing import Any
 
 from cpkit.report.table import count, indent, plural, size, table
-from cpkit.sizing.memory import Memory
-from cpkit.sizing.memory_deployment import Knob
-from cpkit.sizing.rules_deployment import ENGINES, Deployment
-from cpkit.sizing.rules_rule import Refusal
-from cpkit.sizing.rules_search import Near
-from cpkit.sizing.rules_verdict import Verdict, token_bytes
+from cpkit.sizing.deployment import ENGINES, Deployment
+from cpkit.sizing.memory.deployment import Knob
+from cpkit.sizing.memory.plan import Memory
+from cpkit.sizing.rules.rule import Refusal
+from cpkit.sizing.rules.search import Near
+from cpkit.sizing.verdict import Verdict, token_bytes
 
 LINE, CLIP, SOURCE = 110, 118, 80
 

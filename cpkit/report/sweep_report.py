@@ -6,9 +6,9 @@ from typing import Any
 
 from cpkit.report.cost_report import duration
 from cpkit.report.table import indent, plural, share, shorten, table
-from cpkit.sizing.sweep import Refused
-from cpkit.sizing.sweep_choice import Aim, Choice
-from cpkit.sizing.sweep_replay import Outcome, SweepSetting
+from cpkit.sizing.sweep.candidates import Refused
+from cpkit.sizing.sweep.choice import Aim, Choice
+from cpkit.sizing.sweep.replay import Outcome, SweepSetting
 from cpkit.workload.request import Trace
 
 FORMAT = "cpkit-sweep-report-1"

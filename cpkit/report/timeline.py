@@ -20,8 +20,8 @@ import cpkit
 from cpkit.errors import ConfigError
 from cpkit.report.timeline_layout import FoldedLayers, Placed, fold_layers
 from cpkit.settings import StepSettings
-from cpkit.sizing.cost import CollectiveCost, StageCost
-from cpkit.sizing.cost_clock import PlannedClock
+from cpkit.sizing.cost.clock import PlannedClock
+from cpkit.sizing.cost.step import CollectiveCost, StageCost
 from cpkit.topology import Topology
 from cpkit.workload.scheduler import ScheduledStep
 

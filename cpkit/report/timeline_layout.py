@@ -13,7 +13,7 @@ that waits for them is reached.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cpkit.sizing.cost import STAGES, STEP_STAGES, CollectiveCost, LayerCost, StageCost
+from cpkit.sizing.cost.step import STAGES, STEP_STAGES, CollectiveCost, LayerCost, StageCost
 
 
 @dataclass(frozen=True, slots=True)

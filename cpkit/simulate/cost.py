@@ -7,8 +7,8 @@ import numpy as np
 
 from cpkit.arrays import FloatArray
 from cpkit.simulate.pressure import Level, Pressure
-from cpkit.sizing.cost_assumptions import Assumptions
-from cpkit.sizing.cost_clock import PlannedClock
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.clock import PlannedClock
 from cpkit.workload.stats import ReplayStats
 
 

@@ -24,7 +24,7 @@ from cpkit.simulate.cost import summarise_cost
 from cpkit.simulate.pressure import Pressure
 from cpkit.simulate.record import StepRecord, record_step
 from cpkit.simulate.result import ReplaySettings, Simulation, summarise
-from cpkit.sizing.cost_clock import PlannedClock
+from cpkit.sizing.cost.clock import PlannedClock
 from cpkit.workload.request import Trace
 from cpkit.workload.scheduler import ScheduledStep, Scheduler
 from cpkit.workload.stats import ReplayStats

@@ -22,14 +22,14 @@ from cpkit.report.pictures.ttft import TtftSetting, draw_ttft, prefill_curve
 from cpkit.report.pictures.work import draw_work
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost_assumptions import Assumptions
-from cpkit.sizing.cost_clock import PlannedClock
-from cpkit.sizing.cost_facts import load_weights, read_facts
-from cpkit.sizing.cost_model import CostModel
-from cpkit.sizing.memory_deployment import Limits
-from cpkit.sizing.sweep import Candidate
-from cpkit.sizing.sweep_choice import Aim
-from cpkit.sizing.sweep_replay import Outcome
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.clock import PlannedClock
+from cpkit.sizing.cost.facts import load_weights, read_facts
+from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.memory.deployment import Limits
+from cpkit.sizing.sweep.candidates import Candidate
+from cpkit.sizing.sweep.choice import Aim
+from cpkit.sizing.sweep.replay import Outcome
 from cpkit.topology import Topology
 
 MODEL = load_model("deepseek-v3.2")

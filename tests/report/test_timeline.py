@@ -10,7 +10,7 @@ from cpkit.cli.main import main
 from cpkit.planner.collectives import Collective
 from cpkit.report.timeline import default_ranks
 from cpkit.report.timeline_layout import fold_layers
-from cpkit.sizing.cost import CollectiveCost, LayerCost, StageCost
+from cpkit.sizing.cost.step import CollectiveCost, LayerCost, StageCost
 from cpkit.sizing.figures import Figure
 from cpkit.topology import Topology
 

@@ -8,9 +8,9 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 import re
 from pathlib import Path
 
-from cpkit.sizing.rules import NOTES, RULES
-from cpkit.sizing.rules_backends import BACKENDS
-from cpkit.sizing.rules_deployment import FEATURES
+from cpkit.sizing.deployment import FEATURES
+from cpkit.sizing.rules.backends import BACKENDS
+from cpkit.sizing.rules.engines import NOTES, RULES
 from tests.sizing.published import answers, figures
 from tests.sizing.published_speed import speed_rows
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from cpkit.model import load_config, load_model, published_fields
 from cpkit.sizing.chips import chip
-from cpkit.sizing.memory_deployment import Limits, memory_of
-from cpkit.sizing.rules import broken_rules
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_verdict import token_bytes
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.memory.deployment import Limits, memory_of
+from cpkit.sizing.rules.engines import broken_rules
+from cpkit.sizing.verdict import token_bytes
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from cpkit.budget import default_budget
 from cpkit.model import load_model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import Chip, chip
-from cpkit.sizing.cost_assumptions import Assumptions
-from cpkit.sizing.cost_facts import load_weights
-from cpkit.sizing.cost_model import CostModel
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.facts import load_weights
+from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.figures import Figure
 from cpkit.topology import Topology
 

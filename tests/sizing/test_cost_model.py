@@ -8,14 +8,14 @@ from cpkit.errors import ConfigError
 from cpkit.model import MODELS, load_model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost import STAGE_OF, STAGES
-from cpkit.sizing.cost_assumptions import Assumptions
-from cpkit.sizing.cost_facts import load_weights
-from cpkit.sizing.cost_kernels import Kernels
-from cpkit.sizing.cost_model import CostModel
-from cpkit.sizing.cost_work import rank_work
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.facts import load_weights
+from cpkit.sizing.cost.kernels import Kernels
+from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.cost.step import STAGE_OF, STAGES
+from cpkit.sizing.cost.tables import Curve, KernelTable
+from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.figures import KINDS
-from cpkit.sizing.tables import Curve, KernelTable
 from cpkit.topology import Topology
 
 PREFILL = Batch.from_lens([9000, 700], [3000, 700], [9000, 700])

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from cpkit.sizing.chips import chip
-from cpkit.sizing.links import LINK_SHARE, Links, Span, collective_seconds
-from cpkit.sizing.tables import Curve, KernelTable, collective_curves, kernel_tables
+from cpkit.sizing.cost.links import LINK_SHARE, Links, Span, collective_seconds
+from cpkit.sizing.cost.tables import Curve, KernelTable, collective_curves, kernel_tables
 from cpkit.topology import Topology
 
 TABLE = KernelTable((2.0, 4.0, 8.0), (Curve((10, 20), (1, 3)), Curve((10, 20), (2, 6)), Curve((10, 40), (4, 16))))

@@ -11,7 +11,7 @@ from cpkit.errors import ConfigError
 from cpkit.model import MODELS, load_model
 from cpkit.sizing.chips import chip
 from cpkit.sizing.figures import Figure
-from cpkit.sizing.memory import MemorySettings, cache_rows, plan_memory, window_tokens
+from cpkit.sizing.memory.plan import MemorySettings, cache_rows, plan_memory, window_tokens
 from cpkit.topology import Topology
 
 DATA = Path(cpkit.__file__).parent / "data" / "models"

@@ -7,10 +7,10 @@ import pytest
 from cpkit.errors import ConfigError
 from cpkit.model import load_config, load_model, published_fields
 from cpkit.sizing.chips import chip
+from cpkit.sizing.deployment import Deployment
 from cpkit.sizing.figures import Figure
-from cpkit.sizing.memory_deployment import Limits, knobs, memory_of, with_cache_dtype
-from cpkit.sizing.rules_defaults import complete
-from cpkit.sizing.rules_deployment import Deployment
+from cpkit.sizing.memory.deployment import Limits, knobs, memory_of, with_cache_dtype
+from cpkit.sizing.rules.defaults import complete
 
 
 def limits(name="deepseek-v3.2", **changes):

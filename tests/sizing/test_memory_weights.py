@@ -4,7 +4,7 @@ import pytest
 
 from cpkit.errors import ConfigError
 from cpkit.model import load_config, published_fields
-from cpkit.sizing.memory_weights import count_parameters, estimate_weights
+from cpkit.sizing.memory.weights import count_parameters, estimate_weights
 from cpkit.topology import Topology
 
 

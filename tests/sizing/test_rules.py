@@ -8,9 +8,9 @@ import pytest
 from cpkit.errors import ConfigError
 from cpkit.model import load_model
 from cpkit.sizing.chips import chip
-from cpkit.sizing.rules import NOTES, RULES, notes, refusals
-from cpkit.sizing.rules_backends import BACKENDS, backend
-from cpkit.sizing.rules_deployment import Deployment, kernel_heads
+from cpkit.sizing.deployment import Deployment, kernel_heads
+from cpkit.sizing.rules.backends import BACKENDS, backend
+from cpkit.sizing.rules.engines import NOTES, RULES, notes, refusals
 from cpkit.topology import Topology
 from tests.sizing.rule_cases import CASES
 

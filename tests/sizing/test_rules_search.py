@@ -7,9 +7,9 @@ import pytest
 
 from cpkit.model import load_model
 from cpkit.sizing.chips import chip
-from cpkit.sizing.rules import RULES, broken_rules
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_search import SIZES, STEPS, nearest
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.engines import RULES, broken_rules
+from cpkit.sizing.rules.search import SIZES, STEPS, nearest
 
 BACKEND = {"vllm": "flashmla-sparse", "sglang": "flashmla-sparse", "cpkit": None}
 

@@ -10,19 +10,19 @@ from dataclasses import replace
 
 import pytest
 
-import cpkit.sizing.sweep_run
+import cpkit.sizing.sweep.run
 from cpkit.budget import default_budget
 from cpkit.cli.main import main
 from cpkit.cli.sweep import gpu_counts
 from cpkit.errors import ConfigError, InputError
 from cpkit.model import load_model
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost_facts import load_weights, read_facts
-from cpkit.sizing.memory_deployment import Limits
-from cpkit.sizing.sweep import Candidate, Choices, candidates, sort_out
-from cpkit.sizing.sweep_choice import Aim, choose
-from cpkit.sizing.sweep_replay import Outcome, SweepSetting, share_of
-from cpkit.sizing.sweep_run import Results, run_sweep, screen
+from cpkit.sizing.cost.facts import load_weights, read_facts
+from cpkit.sizing.memory.deployment import Limits
+from cpkit.sizing.sweep.candidates import Candidate, Choices, candidates, sort_out
+from cpkit.sizing.sweep.choice import Aim, choose
+from cpkit.sizing.sweep.replay import Outcome, SweepSetting, share_of
+from cpkit.sizing.sweep.run import Results, run_sweep, screen
 from cpkit.workload.request import Request, Trace
 
 NAME = "deepseek-v3.2"
@@ -116,13 +116,13 @@ def test_a_sweep_goes_on_where_it_was(tmp_path, monkeypatch):
         file.write('{"cut": ')  # as an interrupt leaves it
 
     replayed = []
-    whole = cpkit.sizing.sweep_run.replay
+    whole = cpkit.sizing.sweep.run.replay
 
     def watched(trace, setting, candidate, num_blocks):
         replayed.append(candidate)
         return whole(trace, setting, candidate, num_blocks)
 
-    monkeypatch.setattr(cpkit.sizing.sweep_run, "replay", watched)
+    monkeypatch.setattr(cpkit.sizing.sweep.run, "replay", watched)
     again, _ = run_sweep(some, TRACE, setting, Results(path, TRACE, setting), processes=1)
     assert replayed == [some[2].candidate] and again[:2] == first
     assert [one.candidate for one in again] == [one.candidate for one in some]

@@ -9,10 +9,10 @@ from cpkit.errors import ConfigError
 from cpkit.model import Model
 from cpkit.report.pictures.canvas import COLOURS, DASHES, MARKERS, sheet, shorten_axis
 from cpkit.sizing.chips import Chip
-from cpkit.sizing.memory import Memory
-from cpkit.sizing.memory_deployment import Limits, memory_of
-from cpkit.sizing.rules import broken_rules
-from cpkit.sizing.rules_defaults import complete
+from cpkit.sizing.memory.deployment import Limits, memory_of
+from cpkit.sizing.memory.plan import Memory
+from cpkit.sizing.rules.defaults import complete
+from cpkit.sizing.rules.engines import broken_rules
 from cpkit.topology import legal_dcp_sizes
 
 if TYPE_CHECKING:

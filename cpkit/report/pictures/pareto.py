@@ -8,8 +8,8 @@ from cpkit.report.pictures.canvas import BUDGET, COLOURS, GREY, MARKERS, sheet, 
 from cpkit.report.pictures.labels import place_labels
 from cpkit.report.pictures.sweep_file import Sweep
 from cpkit.report.table import plural
-from cpkit.sizing.sweep_choice import Aim, Choice, choose
-from cpkit.sizing.sweep_replay import Outcome
+from cpkit.sizing.sweep.choice import Aim, Choice, choose
+from cpkit.sizing.sweep.replay import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

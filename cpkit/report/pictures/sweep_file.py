@@ -7,9 +7,9 @@ from typing import Any
 
 from cpkit.errors import InputError
 from cpkit.report.sweep_report import FORMAT as REPORT_FORMAT
-from cpkit.sizing.sweep_choice import Aim
-from cpkit.sizing.sweep_replay import Outcome
-from cpkit.sizing.sweep_run import FORMAT as RESULTS_FORMAT
+from cpkit.sizing.sweep.choice import Aim
+from cpkit.sizing.sweep.replay import Outcome
+from cpkit.sizing.sweep.run import FORMAT as RESULTS_FORMAT
 
 
 @dataclass(frozen=True, slots=True)

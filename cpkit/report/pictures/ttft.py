@@ -18,9 +18,9 @@ from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.pictures.canvas import COLOURS, DASHES, MARKERS, sheet, token_axis, wait_axis
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import Chip
-from cpkit.sizing.cost_assumptions import Assumptions
-from cpkit.sizing.cost_facts import ModelWeights
-from cpkit.sizing.cost_model import CostModel
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.facts import ModelWeights
+from cpkit.sizing.cost.model import CostModel
 from cpkit.topology import Topology
 
 

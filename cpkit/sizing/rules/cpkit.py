@@ -1,7 +1,7 @@
 """What cpkit itself refuses; the nouns refuse the same when they are made."""
 
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Note, Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.rule import Note, Rule
 from cpkit.topology import MAX_WORLD, legal_dcp_sizes
 
 RUNS = ("dsa", "c4a", "c128a", "swa")

@@ -7,9 +7,9 @@ heads. The gathered heads must pad to the same width as a rank's own:
     glm-5.2       (64 heads)     tp=8:  8 a rank -> 64    dcp=8: 64 -> 64
 """
 
-from cpkit.sizing.rules_backends import Backend, backend, backend_names, runs_on_chip
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.backends import Backend, backend, backend_names, runs_on_chip
+from cpkit.sizing.rules.rule import Rule
 
 MIXED_BATCH_HEADS = 32
 """Ranks with fewer heads take the mixed-batch path, the one that returns what a merge needs."""

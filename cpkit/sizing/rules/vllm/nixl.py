@@ -1,7 +1,7 @@
 """What vLLM 0.33.0 refuses where KV caches travel over NIXL."""
 
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.rule import Rule
 
 WHERE = "config/vllm.py, nixl connector"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from cpkit.model import Model
 from cpkit.sizing.chips import Chip
-from cpkit.sizing.rules_backends import backend
-from cpkit.sizing.rules_deployment import ENGINES, Deployment
+from cpkit.sizing.deployment import ENGINES, Deployment
+from cpkit.sizing.rules.backends import backend
 
 NAMES_OF_FAMILY = ("dsa", "nsa", "auto")
 """Attention backends that only say that keys are selected; the engine picks one that does."""

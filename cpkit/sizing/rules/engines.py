@@ -1,22 +1,19 @@
-"""Which rules refuse a deployment, and what holds for it besides.
+"""Which rules of its engine refuse a deployment, and what holds for it besides."""
 
-for refusal in refusals(deployment):
-    refusal.rule.id, refusal.sentence, refusal.rule.source, refusal.change
-"""
-
-from cpkit.sizing import rules_cpkit, rules_sglang, rules_vllm
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Note, Refusal, Rule, fill
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules import cpkit, sglang
+from cpkit.sizing.rules.rule import Note, Refusal, Rule, fill
+from cpkit.sizing.rules.vllm import rules as vllm
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "vllm": rules_vllm.RULES,
-    "sglang": rules_sglang.RULES,
-    "cpkit": rules_cpkit.RULES,
+    "vllm": vllm.RULES,
+    "sglang": sglang.RULES,
+    "cpkit": cpkit.RULES,
 }
 NOTES: dict[str, tuple[Note, ...]] = {
-    "vllm": rules_vllm.NOTES,
-    "sglang": rules_sglang.NOTES,
-    "cpkit": rules_cpkit.NOTES,
+    "vllm": vllm.NOTES,
+    "sglang": sglang.NOTES,
+    "cpkit": cpkit.NOTES,
 }
 
 

@@ -19,7 +19,7 @@ from cpkit.layers import Layer
 from cpkit.model import Model
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.figures import Figure
-from cpkit.sizing.memory_buffers import Buffer, list_buffers
+from cpkit.sizing.memory.buffers import Buffer, list_buffers
 from cpkit.topology import Topology
 
 GIB = 1 << 30

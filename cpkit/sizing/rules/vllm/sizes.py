@@ -1,7 +1,7 @@
 """What vLLM 0.33.0 refuses about sizes: dcp, heads, interleave, and the merge of the indexer's selections."""
 
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.rule import Rule
 
 PARALLEL, VLLM, MODEL = "config/parallel.py", "config/vllm.py", "config/model.py"
 INDEXER, SELECT = "indexer.py", "sparse_attn_indexer.py"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cpkit.sizing.rules_deployment import Deployment
+from cpkit.sizing.deployment import Deployment
 
 
 @dataclass(frozen=True, slots=True)

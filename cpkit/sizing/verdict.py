@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpkit.errors import ConfigError
-from cpkit.sizing.memory import Memory, cache_rows, plan_memory
-from cpkit.sizing.memory_deployment import Limits, memory_settings, with_cache_dtype
-from cpkit.sizing.rules import RULES, notes, refusals
-from cpkit.sizing.rules_deployment import ENGINES, Deployment
-from cpkit.sizing.rules_rule import Note, Refusal
-from cpkit.sizing.rules_search import Near, nearest
+from cpkit.sizing.deployment import ENGINES, Deployment
+from cpkit.sizing.memory.deployment import Limits, memory_settings, with_cache_dtype
+from cpkit.sizing.memory.plan import Memory, cache_rows, plan_memory
+from cpkit.sizing.rules.engines import RULES, notes, refusals
+from cpkit.sizing.rules.rule import Note, Refusal
+from cpkit.sizing.rules.search import Near, nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from cpkit.budget import Budget
 from cpkit.model import Model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost_assumptions import Assumptions
-from cpkit.sizing.cost_clock import QuickClock
-from cpkit.sizing.cost_facts import ModelWeights
-from cpkit.sizing.cost_model import CostModel
-from cpkit.sizing.sweep import Candidate
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.clock import QuickClock
+from cpkit.sizing.cost.facts import ModelWeights
+from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.sweep.candidates import Candidate
 from cpkit.topology import Topology
 from cpkit.workload.request import Request, Trace
 from cpkit.workload.scheduler import Scheduler

@@ -1,12 +1,12 @@
 """What vLLM 0.33.0 refuses under context parallelism, and what holds besides."""
 
-from cpkit.sizing import rules_vllm_nixl, rules_vllm_v41
-from cpkit.sizing.rules_rule import Note
-from cpkit.sizing.rules_vllm_backends import BACKEND_RULES
-from cpkit.sizing.rules_vllm_pcp import GRAPH_MODELS, PCP_RULES
-from cpkit.sizing.rules_vllm_sizes import INDEXER_RULES, SIZE_RULES
+from cpkit.sizing.rules.rule import Note
+from cpkit.sizing.rules.vllm import nixl, v41
+from cpkit.sizing.rules.vllm.backends import BACKEND_RULES
+from cpkit.sizing.rules.vllm.pcp import GRAPH_MODELS, PCP_RULES
+from cpkit.sizing.rules.vllm.sizes import INDEXER_RULES, SIZE_RULES
 
-RULES = (*SIZE_RULES, *PCP_RULES, *BACKEND_RULES, *INDEXER_RULES, *rules_vllm_nixl.RULES, *rules_vllm_v41.RULES)
+RULES = (*SIZE_RULES, *PCP_RULES, *BACKEND_RULES, *INDEXER_RULES, *nixl.RULES, *v41.RULES)
 
 NOTES = (
     Note(

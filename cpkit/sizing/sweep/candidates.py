@@ -12,11 +12,11 @@ from cpkit.errors import ConfigError, PlanError
 from cpkit.model import Model
 from cpkit.planner.partition import STRATEGIES
 from cpkit.sizing.chips import Chip
-from cpkit.sizing.memory import Memory
-from cpkit.sizing.memory_deployment import Limits, memory_of
-from cpkit.sizing.rules import refusals
-from cpkit.sizing.rules_defaults import complete
-from cpkit.sizing.rules_deployment import Deployment
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.memory.deployment import Limits, memory_of
+from cpkit.sizing.memory.plan import Memory
+from cpkit.sizing.rules.defaults import complete
+from cpkit.sizing.rules.engines import refusals
 from cpkit.topology import legal_dcp_sizes
 
 MAX_TP = 16

@@ -9,11 +9,11 @@ from cpkit.budget import WORKSPACE_MODEL_LENS, Budget
 from cpkit.errors import ConfigError
 from cpkit.layers import Layer
 from cpkit.model import Model
+from cpkit.sizing.deployment import Deployment
 from cpkit.sizing.figures import Figure
-from cpkit.sizing.memory import Memory, MemorySettings, plan_memory
-from cpkit.sizing.memory_weights import estimate_weights
-from cpkit.sizing.rules import broken_rules
-from cpkit.sizing.rules_deployment import Deployment
+from cpkit.sizing.memory.plan import Memory, MemorySettings, plan_memory
+from cpkit.sizing.memory.weights import estimate_weights
+from cpkit.sizing.rules.engines import broken_rules
 from cpkit.topology import legal_dcp_sizes
 
 DEFAULT_UTILIZATION = Figure(0.9, "assumed", "the engines' usual share, see --gpu-memory-utilization")

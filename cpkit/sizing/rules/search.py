@@ -15,9 +15,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cpkit.sizing.rules import broken_rules
-from cpkit.sizing.rules_backends import backend_names
-from cpkit.sizing.rules_deployment import Deployment
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.backends import backend_names
+from cpkit.sizing.rules.engines import broken_rules
 
 SIZES = ("tp", "pcp", "dcp", "pp", "dp", "attn_dp", "moe_dp")
 STEPS = {

@@ -1,8 +1,8 @@
 """What SGLang 0.5.23 refuses under context parallelism."""
 
-from cpkit.sizing.rules_backends import backend, runs_on_chip
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Note, Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.backends import backend, runs_on_chip
+from cpkit.sizing.rules.rule import Note, Rule
 
 DSA = ("deepseek_v32", "glm_moe_dsa")
 A2A_OF_V4 = ("none", "deepep", "megamoe", "mori")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpkit.sizing.rules_deployment import ENGINES, Deployment
+from cpkit.sizing.deployment import ENGINES, Deployment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What vLLM 0.33.0 refuses under prefill context parallelism, and under both kinds together."""
 
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.rule import Rule
 
 MANAGER, VLLM = "pcp_manager.py", "config/vllm.py"
 GRAPH_MODELS = ("deepseek_v32", "glm_moe_dsa")

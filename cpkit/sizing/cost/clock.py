@@ -15,8 +15,8 @@ import numpy as np
 from cpkit.arrays import FloatArray
 from cpkit.batch import Batch
 from cpkit.settings import StepSettings
-from cpkit.sizing.cost import StepCost
-from cpkit.sizing.cost_model import CostModel
+from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.cost.step import StepCost
 
 GRID_CONTEXTS = 12
 """Contexts of the decode grid, 64 tokens apart at first, then growing alike up to the longest request."""

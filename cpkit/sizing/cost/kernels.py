@@ -13,9 +13,9 @@ from functools import cached_property
 
 from cpkit.errors import ConfigError
 from cpkit.sizing.chips import Chip, chip
-from cpkit.sizing.cost_assumptions import Assumptions
+from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.tables import KernelTable, kernel_tables
 from cpkit.sizing.figures import Figure
-from cpkit.sizing.tables import KernelTable, kernel_tables
 
 BLACKWELL_HEADS = 128
 """Heads that FlashMLA's sparse prefill computes on Blackwell at least: with 64 it takes as long on B200 as on H200."""

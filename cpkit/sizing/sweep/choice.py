@@ -7,7 +7,7 @@ output token p99, tokens/s a GPU, tokens of context that fit. Figures within 2 p
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cpkit.sizing.sweep_replay import Outcome
+from cpkit.sizing.sweep.replay import Outcome
 
 EQUAL = 0.02
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from cpkit.sizing.chips import Chip
+from cpkit.sizing.cost.tables import Curve, collective_curves
 from cpkit.sizing.figures import Figure
-from cpkit.sizing.tables import Curve, collective_curves
 from cpkit.topology import Topology
 
 LINK_SHARE = 0.8

@@ -21,9 +21,9 @@ from cpkit.errors import ConfigError, InputError, PlanError
 from cpkit.processes import interrupts_held, interrupts_ignored, leave_with_parent
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost_model import CostModel
-from cpkit.sizing.sweep import Allowed, Candidate, Refused
-from cpkit.sizing.sweep_replay import Outcome, SweepSetting, replay
+from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.sweep.candidates import Allowed, Candidate, Refused
+from cpkit.sizing.sweep.replay import Outcome, SweepSetting, replay
 from cpkit.workload.request import Trace
 
 FORMAT = "cpkit-sweep-1"

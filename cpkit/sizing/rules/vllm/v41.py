@@ -1,7 +1,7 @@
 """What vLLM 0.33.0 refuses for DeepSeek-V4.1."""
 
-from cpkit.sizing.rules_deployment import Deployment
-from cpkit.sizing.rules_rule import Rule
+from cpkit.sizing.deployment import Deployment
+from cpkit.sizing.rules.rule import Rule
 
 WHERE = "models/deepseek_v41/attention.py"
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from cpkit.layers import Layer
-from cpkit.sizing.cost_facts import ModelWeights
-from cpkit.sizing.cost_kernels import Kernels
-from cpkit.sizing.cost_work import RankWork, RatioWork, attended_keys
+from cpkit.sizing.cost.facts import ModelWeights
+from cpkit.sizing.cost.kernels import Kernels
+from cpkit.sizing.cost.work import RankWork, RatioWork, attended_keys
 from cpkit.sizing.figures import Figure
 from cpkit.step import StepPlan
 

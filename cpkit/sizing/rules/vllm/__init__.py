@@ -1,0 +1,1 @@
+"""What vLLM supports and refuses."""

@@ -1,0 +1,1 @@
+"""Which deployment serves a trace best: those that are legal, replayed and compared."""
