@@ -11,14 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpkit.comm.connect import make_comm
 from cpkit.comm.key_gather import make_key_gather
 from cpkit.errors import DesyncError
-from multi_gpu_tests.test_gather import topology
+from multi_gpu_tests.worlds import one_dcp_group
 from tests.comm.key_shards import DIM, workspace
 
 LIMIT_S = 3
 
 
 def main():
-    comm = make_comm(topology(int(os.environ["WORLD_SIZE"])), kind="torch", device="cuda", timeout_s=60)
+    comm = make_comm(one_dcp_group(int(os.environ["WORLD_SIZE"])), kind="torch", device="cuda", timeout_s=60)
     gather = make_key_gather(comm, "symmetric", dim=DIM, max_keys=100, backend="triton", timeout_s=LIMIT_S)
     cache, table, _ = workspace(comm, [70], 1, 0)
     gather.start(cache, table, interleave=1).wait()

@@ -20,27 +20,23 @@ from cpkit.kernels.gather_keys import packed_bytes
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys
 from cpkit.oracle import Oracle
 from cpkit.run.execute import RunOptions, run_rank
-from cpkit.topology import Topology
 from cpkit.worker.token_activations import TokenActivations
+from multi_gpu_tests.worlds import one_dcp_group
 from tests.comm.key_shards import BLOCK, DIM, STEPS, check_keys, workspace
 from tests.worker.worlds import Case
 
 LAST = Path(__file__).with_name("last_rank.py")
 
 
-def topology(size, tp=1):
-    return Topology(tp=tp, pcp=size // tp, dcp=size)
-
-
-def worlds(size):
-    """One with torch's order of ranks and, where there is one, one with another."""
-    return [topology(size), topology(size, 2)] if size % 4 == 0 else [topology(size)]
+def orders(size):
+    """A world with torch's order of ranks and, where there is one, a world with another."""
+    return [one_dcp_group(size), one_dcp_group(size, 2)] if size % 4 == 0 else [one_dcp_group(size)]
 
 
 @pytest.mark.parametrize("gather", ["collective", "symmetric"])
 @pytest.mark.parametrize("interleave", [1, 4, 16])
 def test_every_key_finds_its_place(job, gather, interleave):
-    for world in worlds(job.world_size):
+    for world in orders(job.world_size):
         with make_comm(world, kind="torch", device="cuda", timeout_s=60) as comm:
             options = {"dim": DIM, "max_keys": 400, "backend": "triton", "timeout_s": 30}
             gathers = make_key_gather(comm, gather, **options)
@@ -57,7 +53,7 @@ def test_every_key_finds_its_place(job, gather, interleave):
 
 @pytest.mark.parametrize("interleave", [1, 16])
 def test_caches_are_read_where_they_lie(job, interleave):
-    with make_comm(topology(job.world_size), kind="torch", device="cuda", timeout_s=60) as comm:
+    with make_comm(one_dcp_group(job.world_size), kind="torch", device="cuda", timeout_s=60) as comm:
         peers = PeerGroup(comm, "dcp", timeout_s=30)
         lens = [70, 0, 5, 131]
         cache, table, extents = workspace(comm, lens, interleave, 7)
@@ -91,7 +87,7 @@ def test_steps_select_the_same_keys_by_either_gather(job, kind, interleave):
 
 
 def test_a_workspace_larger_than_the_buffers_is_refused(job):
-    with make_comm(topology(job.world_size), kind="torch", device="cuda", timeout_s=60) as comm:
+    with make_comm(one_dcp_group(job.world_size), kind="torch", device="cuda", timeout_s=60) as comm:
         gather = make_key_gather(comm, "symmetric", dim=DIM, max_keys=10, backend="triton", timeout_s=30)
         cache, table, _ = workspace(comm, [70], 1, 0)
         with pytest.raises(PlanError, match="in buffers for 10"):
@@ -99,7 +95,7 @@ def test_a_workspace_larger_than_the_buffers_is_refused(job):
 
 
 def test_a_rank_that_never_comes_is_named(job):
-    with make_comm(topology(job.world_size), kind="torch", device="cuda", timeout_s=60) as comm:
+    with make_comm(one_dcp_group(job.world_size), kind="torch", device="cuda", timeout_s=60) as comm:
         gather = make_key_gather(comm, "symmetric", dim=DIM, max_keys=100, backend="triton", timeout_s=2)
         cache, table, _ = workspace(comm, [70], 1, 0)
         gather.start(cache, table, interleave=1).wait()

@@ -1,6 +1,6 @@
 """Worlds of as many ranks as the job has."""
 
-from cpkit.topology import legal_dcp_sizes
+from cpkit.topology import Topology, legal_dcp_sizes
 
 
 def worlds(size):
@@ -11,3 +11,8 @@ def worlds(size):
         if size % tp == 0
         for dcp in legal_dcp_sizes(tp, size // tp)
     ]
+
+
+def one_dcp_group(size, tp=1):
+    """A world of `size` ranks that all share each other's keys."""
+    return Topology(tp=tp, pcp=size // tp, dcp=size)
