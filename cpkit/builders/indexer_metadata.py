@@ -53,7 +53,10 @@ class IndexerChunk:
     last_span: bool
 
     def deinterleave_idx(self) -> torch.Tensor:
-        """[num_keys] int64, place of each key in the gathered buffer; for kernels that do not apply the formula."""
+        """[num_keys] int64, place of each key in the gathered buffer, for what does not apply the formula.
+
+        Made anew by each call, on the backend of the device, whichever the builder runs.
+        """
         assert self.gather is not None, "keys are gathered over ranks under PCP + DCP alone"
         device = self.key_start.device
         out = torch.empty(self.num_keys, dtype=torch.int64, device=device)

@@ -51,7 +51,7 @@ class InputSource(Protocol):
         ...
 
 
-def gather_keys(comm: Comm, places: Places, own: LayerKeys) -> LayerKeys:
+def gather_layer_keys(comm: Comm, places: Places, own: LayerKeys) -> LayerKeys:
     """Keys of all PCP ranks, at the places of the gathered layout, from each rank's own."""
     return LayerKeys(
         latent=_gather(comm, places, own.latent, "kv_latent"),

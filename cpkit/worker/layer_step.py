@@ -25,7 +25,7 @@ from cpkit.worker.attend import (
 )
 from cpkit.worker.clock import StageClock
 from cpkit.worker.heads import gather_query_heads, merge_heads
-from cpkit.worker.inputs import LayerInputs, gather_keys, write_keys
+from cpkit.worker.inputs import LayerInputs, gather_layer_keys, write_keys
 from cpkit.worker.layer_state import LayerState, StepMetadata
 from cpkit.worker.outputs import Outputs
 from cpkit.worker.places import Places
@@ -85,7 +85,7 @@ class LayerStep:
     def queries(self) -> IndexQueries:
         """Index queries of all own tokens."""
         assert self.inputs.index_q is not None and self.inputs.index_weights is not None, "the layer runs its indexer"
-        return quantize_queries(self.inputs.index_q, self.inputs.index_weights)
+        return quantize_queries(self.inputs.index_q, self.inputs.index_weights, backend=self.state.backend)
 
     def known_selection(self, tokens: slice) -> torch.Tensor | None:
         """Of some tokens: an earlier layer's, none picked yet, or None for layers without an index."""
@@ -113,7 +113,7 @@ def run_layer_step(
     earlier: the selection of an earlier layer, for a layer that uses it again. Raises DesyncError where ranks disagree.
     """
     with clock.stage("gather"):
-        keys = gather_keys(comm, places, inputs.keys)
+        keys = gather_layer_keys(comm, places, inputs.keys)
     with clock.stage("metadata"):
         metadata = state.build(places)
     with clock.stage("write"):
