@@ -26,8 +26,8 @@ class ReplayCost:
     """Figures of a replay whose clock is the cost model.
 
     ttft_s, tpot_s, queue_s: over requests. busy: share of the replay's time in which a step ran.
-    prompt_tokens_s, output_tokens_s: prompts taken in, those found in the cache included, and outputs of finished
-        requests, in a second; per_gpu: both together, over the GPUs of the replica.
+    prompt_tokens_s, output_tokens_s: prompts taken in, those found in the cache included, and outputs given, in a
+        second; per_gpu: both together, over the GPUs of the replica.
     kv, running, waiting: KV blocks held as a share of the pool, and requests, weighed by time.
     stages, collectives: seconds of all steps; the sum exceeds busy seconds where collectives hide behind computation.
     kinds: the same seconds by the kind of their source. idle: by rank, share of the steps' time that it waited for

@@ -331,6 +331,7 @@ class Scheduler:
             kept = np.minimum(kept, 1 + np.cumprod(accepted, axis=1).sum(axis=1))
         running.num_computed[rows] += kept
         running.output_left[rows] -= kept
+        self._tally.output_tokens += int(kept.sum())
         self._tally.rejected_tokens += int((decodes.query_lens - kept).sum())
         self._finish_requests(rows[running.output_left[rows] == 0])
 
@@ -349,6 +350,7 @@ class Scheduler:
                 continue
             if running.output_left[seat]:
                 running.output_left[seat] -= 1
+                self._tally.output_tokens += 1
                 if np.isnan(self._tally.first_token_s[req]):
                     self._tally.first_token_s[req] = self._now
             if running.output_left[seat] == 0:

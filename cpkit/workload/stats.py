@@ -28,7 +28,7 @@ class ReplayStats:
         end, in order of req_id; requests that have not come that far are left out.
     queue_s: [num] float64, of it the seconds until it was first admitted. tpot_s: [num] float64, seconds from a
         request's first output token to its last, over the tokens behind the first; requests with one are left out.
-    output_tokens: of the requests that finished.
+    output_tokens: given so far, of unfinished requests too.
     """
 
     num_requests: int
@@ -82,6 +82,7 @@ class Tally:
     resumed_hit_tokens: int = 0
     dropped_tokens: int = 0
     rejected_tokens: int = 0
+    output_tokens: int = 0
     num_preemptions: int = 0
     peak_blocks: int = 0
 
@@ -114,5 +115,5 @@ class Tally:
             latency_s=latency_s[np.isfinite(latency_s)],
             queue_s=queue_s[np.isfinite(queue_s)],
             tpot_s=tpot_s,
-            output_tokens=int(self.output_len[finished].sum()),
+            output_tokens=self.output_tokens,
         )

@@ -1,5 +1,7 @@
 """The scheduler against a slow one, its conservation laws, and the cases that made engines go wrong."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -181,6 +183,22 @@ def test_last_admitted_is_preempted_and_computes_its_outputs_again():
     assert again.batch.prompt_lens[row] == 8 + 5  # five outputs were given before tokens 13 needed blocks
     assert fast.stats.dropped_tokens == 12
     assert fast.stats.num_finished == 2
+    assert fast.stats.output_tokens == 2 * 8  # those given before the preemption once
+
+
+@pytest.mark.parametrize(
+    ("steps", "given"),
+    [
+        pytest.param(1, 1, id="the-first-comes-with-the-prompt"),
+        pytest.param(3, 4, id="nobody-has-finished"),
+        pytest.param(None, 10, id="all"),
+    ],
+)
+def test_outputs_of_unfinished_requests_count(steps, given):
+    # 0 is through its prompt in step 0, 1 in step 2: 9 + 1, 1 + 9, 1 + 3 tokens.
+    fast = schedule(prompts(9, 13, output=5), budget=make_budget(tokens=10))
+    list(itertools.islice(fast, steps))
+    assert fast.stats.output_tokens == given
 
 
 def test_preempted_prompt_finds_its_own_blocks_again():
