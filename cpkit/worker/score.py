@@ -37,10 +37,10 @@ class IndexQueries:
         return IndexQueries(self.q[start:stop], self.weights[start:stop])
 
 
-def quantize_queries(q: torch.Tensor, weights: torch.Tensor) -> IndexQueries:
+def quantize_queries(q: torch.Tensor, weights: torch.Tensor, *, backend: str) -> IndexQueries:
     """q: [tokens, heads, dim], weights: [tokens, heads] fp32 with the softmax and head scales folded in."""
     num_tokens, heads, dim = q.shape
-    values, scales = quantize_fp8(q.reshape(-1, dim), group_size=dim)
+    values, scales = quantize_fp8(q.reshape(-1, dim), group_size=dim, backend=backend)
     return IndexQueries(values.view(num_tokens, heads, dim), weights * scales.view(num_tokens, heads))
 
 

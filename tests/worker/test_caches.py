@@ -9,11 +9,12 @@ import torch
 pytest.importorskip("triton")
 
 from cpkit.batch import Batch
-from cpkit.kernels import index_cache, paged_rows, position_slots
+from cpkit.kernels import fp8, index_cache, paged_rows, position_slots
 from cpkit.planner.gather import GatherPlan
 from cpkit.worker.attend import gathered_keys, stored_keys
 from cpkit.worker.caches import make_caches
 from cpkit.worker.places import Places
+from cpkit.worker.score import quantize_queries
 from tests.worker.worlds import Case
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ POOL = 5
 def launched(monkeypatch):
     """Names of the kernels that are launched."""
     names = []
-    for module in (index_cache, paged_rows, position_slots):
+    for module in (fp8, index_cache, paged_rows, position_slots):
         for name in [name for name in vars(module) if name.startswith("_") and name.endswith("_kernel")]:
             kernel = getattr(module, name)
 
@@ -111,3 +112,13 @@ def test_gathered_keys_are_found_alike(launched):
     # rank * 5 + start of the region + local index; positions 6 and 7 are behind the span
     assert found[0].tolist() == found[1].tolist() == [[7, 0, -1], [9, 8, -1], [4, -1, 3]]
     assert "_gathered_slots_kernel" in launched
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 17])
+def test_index_queries_are_quantized_alike(num_tokens, launched):
+    random = torch.Generator().manual_seed(num_tokens)
+    q = torch.randn(num_tokens, 32, 128, generator=random).bfloat16()
+    weights = torch.randn(num_tokens, 32, generator=random)
+    one, other = (quantize_queries(q, weights, backend=backend) for backend in ("torch", "triton"))
+    assert torch.equal(one.q.view(torch.uint8), other.q.view(torch.uint8)) and torch.equal(one.weights, other.weights)
+    assert ("_quantize_kernel" in launched) == (num_tokens > 0)
