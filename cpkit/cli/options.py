@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from cpkit.budget import WORKSPACE_MODEL_LENS, Budget
 from cpkit.cli.parser import positive_number, whole_number
-from cpkit.errors import ConfigError
+from cpkit.errors import ConfigError, InputError
 from cpkit.model import MODELS, Model, load_model
 from cpkit.topology import Topology
 
 if TYPE_CHECKING:  # settings need numpy, which --help does without
+    from cpkit.batch import Batch
     from cpkit.settings import StepSettings
 
 PARTITIONS = ("head-tail", "head-tail-even", "round-robin", "contiguous")
@@ -131,6 +132,13 @@ def max_model_len(args: argparse.Namespace, model: Model) -> int:
     if not 1 <= length <= 1 << 40:
         raise ConfigError(f"--max-model-len {length}: it is a whole number from 1 to 2^40")
     return length
+
+
+def check_model_len(batch: "Batch", max_model_len: int | None) -> None:
+    """Refuse a request beyond a length that was asked for; the model's own limit is left to the engine."""
+    for req, seq_len in enumerate(batch.seq_lens.tolist()):
+        if max_model_len is not None and seq_len > max_model_len:
+            raise InputError(f"request {req}: seq_len={seq_len} is above --max-model-len {max_model_len}")
 
 
 def engine_flags(args: argparse.Namespace, settings: "StepSettings") -> str:

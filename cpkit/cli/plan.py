@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cpkit.cli.options import add_engine_flags, read_settings
+from cpkit.cli.options import add_engine_flags, check_model_len, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, whole_number
 from cpkit.errors import InputError
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         check_folder(args.save)
     settings = read_settings(args)
     batch = read_batch(args)
-    _check_model_len(batch, args.max_model_len)
+    check_model_len(batch, args.max_model_len)
     plan = settings.plan(batch, args.rank)
     if args.save:
         save_plan(plan, args.save)
@@ -103,13 +103,6 @@ def read_batch(args: argparse.Namespace) -> "Batch":
         if query is None:
             query = [s - c for s, c in zip(seq, computed, strict=True)]
     return Batch.from_lens(seq, query, lens["prompt"])
-
-
-def _check_model_len(batch: "Batch", max_model_len: int | None) -> None:
-    """Refuse a request beyond a length that was asked for; the model's own limit is left to the engine."""
-    for req, seq_len in enumerate(batch.seq_lens.tolist()):
-        if max_model_len is not None and seq_len > max_model_len:
-            raise InputError(f"request {req}: seq_len={seq_len} is above --max-model-len {max_model_len}")
 
 
 def _check_lens(seq: list[int] | None, query: list[int] | None, computed: list[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import USAGE_ERROR, VIOLATED
-from cpkit.cli.options import add_engine_flags, read_settings
+from cpkit.cli.options import add_engine_flags, check_model_len, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.comm.patience import TIMEOUT_S
@@ -152,9 +152,11 @@ def run(args: argparse.Namespace) -> int:
     launch = detect()
     try:
         settings, steps, activations, options = _prepare(args, launch)
-    except (ConfigError, PlanError, InputError):
+    except (ConfigError, PlanError, InputError) as refused:
+        if launch.local_rank:
+            return USAGE_ERROR  # ranks of a machine were started alike and see the same files: its first tells
         if launch.rank:
-            return USAGE_ERROR  # every rank was started alike: rank 0 tells
+            raise type(refused)(f"rank {launch.rank}: {refused}") from refused
         raise
     return _execute(args, launch, settings, steps, activations, options)
 
@@ -205,17 +207,30 @@ def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps
         raise InputError("--decode-steps follows the prompts of --prompt-lens; a batch file or a trace has its own")
     if args.steps is not None and (args.steps < 1 or args.trace is None):
         raise InputError(f"--steps {args.steps}: at least 1, of a --trace")
+    if args.num_kv_blocks is not None and args.trace is None:
+        raise InputError(f"--num-kv-blocks {args.num_kv_blocks}: the pool of a --trace; other steps get what they need")
+    if args.seed < 0:
+        raise InputError(f"--seed {args.seed}: it is not negative")
     if args.trace is not None and args.activations is not None:
         raise InputError("--activations hold values by request, and requests of a trace share prefixes: generate them")
     if args.batch is not None:
-        steps = batch_steps(Batch.load(args.batch), settings, args.batch)
+        batch = Batch.load(args.batch)
+        check_model_len(batch, args.max_model_len)
+        steps = batch_steps(batch, settings, args.batch)
         return steps if args.activations is None else named_by_request(steps)
     if args.prompt_lens is not None:
         num_decodes = 4 if args.decode_steps is None else args.decode_steps
-        return prompt_steps(args.prompt_lens, num_decodes, settings, args.seed)
+        return prompt_steps(args.prompt_lens, num_decodes, settings, args.seed, args.max_model_len)
     trace = read_trace(args.trace, seed=args.seed)
     most = 10 if args.steps is None else args.steps
-    return trace_steps(trace, settings, num_blocks=args.num_kv_blocks, max_steps=most, seed=args.seed)
+    return trace_steps(
+        trace,
+        settings,
+        num_blocks=args.num_kv_blocks,
+        max_steps=most,
+        seed=args.seed,
+        max_model_len=args.max_model_len,
+    )
 
 
 def _read_activations(args: argparse.Namespace) -> "Activations":

@@ -56,7 +56,7 @@ class Injection:
             if min(rank, step, seconds) < 0 or not math.isfinite(seconds):
                 raise ValueError("below 0")
         except ValueError:
-            form = ",".join(f"{name}={name[0].upper()}" for name in wanted)
+            form = ",".join(f"{name}={letter}" for name, letter in zip(wanted, "RST", strict=False))
             raise InputError(f"--inject {text}: write {kind}@{form} with numbers from 0") from None
         return cls(kind, rank, step, seconds)
 

@@ -61,24 +61,41 @@ def named_by_request(steps: RunSteps) -> RunSteps:
     return replace(steps, content=Content(steps.content.virtual_block))
 
 
-def prompt_steps(prompt_lens: Sequence[int], num_decodes: int, settings: StepSettings, seed: int) -> RunSteps:
+def prompt_steps(
+    prompt_lens: Sequence[int], num_decodes: int, settings: StepSettings, seed: int, max_model_len: int | None = None
+) -> RunSteps:
     """Prompts that arrive together, prefilled within the budget, then num_decodes output tokens each."""
     if not prompt_lens or min(prompt_lens) < 1 or num_decodes < 0:
         raise InputError(
             f"prompt lengths {list(prompt_lens)} with {num_decodes} decode steps: give at least one prompt of at least "
             "one token, and decode steps from 0 on"
         )
+    longest = max(prompt_lens) + num_decodes + 1
+    if max_model_len is not None and longest > max_model_len:
+        raise InputError(
+            f"a prompt of {max(prompt_lens)} tokens and the {num_decodes + 1} behind it are {longest}, above "
+            f"--max-model-len {max_model_len}"
+        )
     requests = tuple(Request(i, 0.0, length, num_decodes + 1) for i, length in enumerate(prompt_lens))
     trace = Trace("prompts", "lengths", requests)
     drafts = settings.budget.num_speculative_tokens
     blocks = sum(ceil_div(length + num_decodes + drafts + 1, settings.topology.virtual_block) for length in prompt_lens)
-    return trace_steps(trace, settings, num_blocks=blocks + 1, max_steps=None, seed=seed)
+    return trace_steps(trace, settings, num_blocks=blocks + 1, max_steps=None, seed=seed, max_model_len=max_model_len)
 
 
 def trace_steps(
-    trace: Trace, settings: StepSettings, *, num_blocks: int | None, max_steps: int | None, seed: int
+    trace: Trace,
+    settings: StepSettings,
+    *,
+    num_blocks: int | None,
+    max_steps: int | None,
+    seed: int,
+    max_model_len: int | None = None,
 ) -> RunSteps:
-    """The first steps of a trace through the scheduler; num_blocks: None for room for its four longest requests."""
+    """The first steps of a trace through the scheduler, which leaves out requests beyond max_model_len.
+
+    num_blocks: None for room for its four longest requests.
+    """
     topology, drafts = settings.topology, settings.budget.num_speculative_tokens
     lens = sorted((request.prompt_len + request.output_len + drafts for request in trace.requests), reverse=True)
     if num_blocks is None:
@@ -88,7 +105,7 @@ def trace_steps(
         topology,
         settings.budget,
         num_kv_blocks=num_blocks,
-        max_model_len=lens[0],
+        max_model_len=lens[0] if max_model_len is None else max_model_len,
         seed=seed,
     )
     batches = tuple(step.batch for step in islice(scheduler, max_steps))

@@ -78,6 +78,13 @@ def test_batch_file(capsys, tmp_path):
     assert (code, data["steps"], data["tokens"]) == (0, 1, 8)
 
 
+def test_batch_beyond_the_length_asked_for_is_refused(capsys, tmp_path):
+    path = tmp_path / "batch.json"
+    path.write_text('{"seq_lens": [4, 9], "query_lens": [1, 1]}')
+    assert "request 1: seq_len=9 is above --max-model-len 8" in refusal(capsys, str(path), "--max-model-len", "8")
+    assert main(["run", str(path), *SMALL, "--max-model-len", "9"]) == 0
+
+
 def test_first_steps_of_a_trace(capsys):
     argv = ["--trace", str(TRACE), "--steps", "2", "--max-num-batched-tokens", "64", "--heads", "8"]
     code, data = run_json(capsys, *argv, "-tp", "2", "-dcp", "2")
@@ -131,6 +138,9 @@ def test_backend_that_ran_is_told(capsys):
         pytest.param(["--prompt-lens", "5,0"], "at least one token", id="empty-prompt"),
         pytest.param(["--trace", "x", "--decode-steps", "3"], "--decode-steps follows the prompts", id="decode-steps"),
         pytest.param([*PROMPTS, "--steps", "3"], "--steps 3: at least 1, of a --trace", id="steps"),
+        pytest.param([*PROMPTS, "--num-kv-blocks", "9"], "--num-kv-blocks 9: the pool of a --trace", id="pool"),
+        pytest.param([*PROMPTS, "--seed", "-1"], "--seed -1: it is not negative", id="seed"),
+        pytest.param([*PROMPTS, "--max-model-len", "21"], "are 22, above --max-model-len 21", id="long-prompt"),
         pytest.param([*PROMPTS, "--layer", "c4a"], "deepseek-v3.2 has no c4a", id="layer"),
         pytest.param([*PROMPTS, "--heads", "3", "-tp", "2"], "tp=2 must divide them", id="heads"),
         pytest.param([*PROMPTS, "--comm", "torch"], "comm torch needs ranks, and nobody started them", id="torch"),
@@ -158,13 +168,17 @@ def test_missing_torch_is_one_line(capsys, monkeypatch):
     assert "pip install 'cpkit[torch]'" in refusal(capsys, *PROMPTS)
 
 
-def test_world_size_of_a_launch_is_refused_by_rank_0_alone(capsys, monkeypatch):
-    launch = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    for rank, told in ((0, True), (1, False)):
-        for name, value in {**launch, "RANK": str(rank)}.items():
+def test_world_size_of_a_launch_is_refused_by_the_first_rank_of_each_machine(capsys, monkeypatch):
+    launch = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    for rank, local_rank, told in ((0, 0, "cpkit run: error: "), (1, 1, None), (2, 0, "cpkit run: error: rank 2: ")):
+        for name, value in {**launch, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}.items():
             monkeypatch.setenv(name, value)
         assert main(["run", *PROMPTS, "-tp", "2"]) == 2
-        assert ("torchrun started 3 ranks, but dp=1 * pp=1 * pcp=1 * tp=2 makes 2" in capsys.readouterr().err) == told
+        error = capsys.readouterr().err
+        if told is None:
+            assert error == ""
+        else:
+            assert error.startswith(told + "torchrun started 3 ranks, but dp=1 * pp=1 * pcp=1 * tp=2 makes 2")
 
 
 def test_help_needs_no_numpy():

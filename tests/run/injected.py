@@ -35,10 +35,10 @@ LIMIT_S = 2.0
 class TimedInjector(Injector):
     """Notes when the fault is due, in a file, since the rank may be killed there."""
 
-    began = Path()
+    began = None  # of a run that is not timed
 
     def leaves(self, step):
-        if self.due(step) is not None:
+        if self.began is not None and self.due(step) is not None:
             self.began.write_text(str(time.time()))
         return super().leaves(step)
 

@@ -70,3 +70,12 @@ def test_nothing_to_run_is_refused():
     large = Trace("x", "test", (Request(0, 0.0, 100 * BLOCK, 1),))
     with pytest.raises(InputError, match="no step to run: every request was refused"):
         trace_steps(large, SETTINGS, num_blocks=2, max_steps=3, seed=0)
+
+
+def test_longest_request_is_the_one_asked_for():
+    assert prompt_steps([11], 4, SETTINGS, 0, max_model_len=16).batches[-1].seq_lens.tolist() == [15]
+    with pytest.raises(InputError, match="11 tokens and the 5 behind it are 16, above --max-model-len 15"):
+        prompt_steps([11], 4, SETTINGS, 0, max_model_len=15)
+    trace = Trace("x", "test", (Request(0, 0.0, 30, 1), Request(1, 0.0, 3, 1)))
+    steps = trace_steps(trace, SETTINGS, num_blocks=None, max_steps=None, seed=0, max_model_len=30)
+    assert computed(steps) == {1: [0, 1, 2]}
