@@ -22,6 +22,7 @@ a first look:
   cpkit run --prompt-lens 700,33,5,1 -tp 2 -pcp 2 -dcp 4 --heads 16 --verify all
   cpkit record --out logs -- torchrun --nproc-per-node 2 train.py && cpkit check logs
   cpkit doctor --model deepseek-v3.2 --engine vllm --chip h200 -tp 8 -dcp 8
+  cpkit sweep examples/data/conversation_excerpt.jsonl.gz --requests 20 --gpus 8 --limit 4
   cpkit draw ownership -tp 2 -pcp 2 -dcp 4 --seq-lens 10,9 --query-lens 1,7 -o ownership.png
 
 exit codes: 0 done, 1 a promise was violated, a run failed or an engine refuses, 2 bad usage or input, 130 interrupted
