@@ -38,8 +38,6 @@ class Deployment:
         return sorted({1, *(ratio for ratio, _ in self.states)})
 
 
-_ALL_DTYPES = ("bf16", "fp16", "fp32")
-
 SAMPLES = {
     "one-rank": Deployment(
         block_size=64,
@@ -49,7 +47,7 @@ SAMPLES = {
         draft_blocks=True,
         key_rows=((576, 8),),
         index_dim=128,
-        index_dtypes=_ALL_DTYPES,
+        index_dtypes=("bf16", "fp16", "fp32"),
         pow2_scales=True,
     ),
     "sharded": Deployment(
@@ -61,7 +59,6 @@ SAMPLES = {
         swa_block_size=64,
         key_rows=((656, 0), (576, 8)),
         index_dim=128,
-        index_dtypes=_ALL_DTYPES,
         symmetric=True,
     ),
     "gathered": Deployment(block_size=64, pcp_size=2, dcp_size=2, key_rows=((656, 0),), index_dim=128),
