@@ -1,13 +1,13 @@
 """The exchange of candidates between DCP ranks: packing, joining key spans, and the best of all ranks.
 
-How the best are found depends on how many candidates a thread holds: 8, 16 or 32, of 2, 4 or 8 ranks here.
+How the best are found depends on how many candidates a thread holds: 8 or 32 here, and 16 where key spans are joined.
 """
 
 from cpkit.kernels import exchange_candidates as exchange
 from cpkit.kernels.registry.entry import KernelEntry
 from cpkit.kernels.topk import TOPK
 
-BEST_SIZES = ((2, 512), (4, 1024), (8, 2048))
+BEST_SIZES = ((2, 512), (8, 2048))
 """Ranks, and candidates of a rank."""
 
 
