@@ -9,7 +9,7 @@ from cpkit.cli.launch_line import LaunchLine, read_launch_line
 from cpkit.cli.model_names import known_model
 from cpkit.cli.output import emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
-from cpkit.errors import ConfigError, InputError
+from cpkit.errors import InputError
 from cpkit.model import MODELS, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # memory needs numpy, which --help does without
@@ -89,7 +89,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, dest=field, type=whole_number, metavar="N", help=meaning)
     words = {
         "--attention-backend": ("attention_backend", "like flashmla-sparse"),
-        "--kv-cache-dtype": ("kv_cache_dtype", "fp8_ds_mla, bf16, nvfp4_ds_mla or the engine's name"),
+        "--kv-cache-dtype": ("kv_cache_dtype", "fp8_ds_mla, fp8_e4m3, bf16, nvfp4_ds_mla, .."),
         "--dcp-comm-backend": ("merge", "how partial outputs are merged: ag_rs, a2a"),
         "--cudagraph-mode": ("graphs", "none, piecewise, full_decode_only, full, full_and_piecewise"),
         "--speculation": ("speculation", "mtp, dspark, eagle, ngram"),
@@ -207,13 +207,10 @@ def _limits(args: argparse.Namespace, settings: dict[str, Any], config: dict[str
     found = {name: settings.pop(name) for name in LIMITS if name in settings}
     if args.logits_mb is not None:
         found["logits_bytes"] = int(args.logits_mb * (1 << 20))
-    length = found.get("max_model_len", max_model_len)
-    if not 1 <= length <= 1 << 40:
-        raise ConfigError(f"--max-model-len {length}: it is a whole number from 1 to 2^40")
     share = found.get("utilization")
     return Limits(
         config=config,
-        max_model_len=length,
+        max_model_len=found.get("max_model_len", max_model_len),
         weights=None if args.weights_gib is None else Figure(args.weights_gib * GIB, "given", "--weights-gib"),
         weight_dtype=args.weight_dtype,
         utilization=DEFAULT_UTILIZATION if share is None else Figure(share, "given", "a flag"),

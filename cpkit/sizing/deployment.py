@@ -21,6 +21,9 @@ ENGINES = {"vllm": "vllm 0.33.0", "sglang": "sglang 0.5.23", "cpkit": "cpkit"}
 
 GRAPHS = ("none", "piecewise", "full_decode_only", "full", "full_and_piecewise")
 KV_ROLES = ("both", "producer", "consumer")
+KV_CACHE_DTYPES = ("fp8_ds_mla", "nvfp4_ds_mla", "fp8", "fp8_e4m3", "fp8_e5m2", "bf16")
+"""Caches whose rows are known: the family's fp8 record under its names, bf16 values, and for dsa layers nvfp4."""
+
 FEATURES = {
     "direct-dcp": "DCP collectives over NVLink multicast",
     "dual-batch-overlap": "microbatches that overlap compute and communication",
@@ -44,11 +47,11 @@ KERNEL_HEADS = (64, 128)
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the rules look at. Raises ConfigError for sizes below 1.
+    """What the rules look at. Raises ConfigError for sizes below 1 and for words that are not known.
 
     tp, pcp, dcp, pp, dp: as the engine counts them. interleave, block_size: tokens. attention_backend: its name, None
-    where the engine has no choice. kv_cache_dtype: fp8_ds_mla, bf16, or as the engine calls it. merge: ag_rs, a2a or
-    fi_a2a; None: the engine's default. graphs: one of GRAPHS; None: left to the engine.
+    where the engine has no choice. kv_cache_dtype: one of KV_CACHE_DTYPES. merge: ag_rs, a2a or fi_a2a; None: the
+    engine's default. graphs: one of GRAPHS; None: left to the engine.
     speculation: mtp, dspark, eagle, ngram, None.
     draft_modules: modules of an MTP draft. kv_transfer: connector (nixl, mooncake), None. kv_role: one of KV_ROLES.
     remote_dcp: dcp of the other side of a transfer, 0 unknown. kv_heads: of a GQA model, 0 for one latent (MLA).
@@ -95,10 +98,20 @@ class Deployment:
             size = getattr(self, name)
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 20:
                 raise ConfigError(f"{name}={size!r}: every size is a whole number from 1 to 2^20")
-        allowed = {"engine": tuple(ENGINES), "graphs": (None, *GRAPHS), "kv_role": KV_ROLES}
+        allowed = {
+            "engine": tuple(ENGINES),
+            "kv_cache_dtype": KV_CACHE_DTYPES,
+            "graphs": (None, *GRAPHS),
+            "kv_role": KV_ROLES,
+        }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: use one of {', '.join(map(str, values))}")
+        compressed = [layer.kind for layer in self.model.layers if layer.kind not in ("dsa", "linear")]
+        if self.kv_cache_dtype == "nvfp4_ds_mla" and compressed:
+            raise ConfigError(
+                f"kv_cache_dtype=nvfp4_ds_mla with {compressed[0]} layers: its rows are known for dsa alone"
+            )
         if unknown := sorted(self.features - FEATURES.keys()):
             raise ConfigError(f"unknown feature {unknown[0]!r}: use one of {', '.join(FEATURES)}")
 

@@ -141,6 +141,16 @@ def test_json_holds_what_the_text_says(capsys):
         pytest.param(f"{V32} --memory", "--memory needs a chip", id="memory-of-no-chip"),
         pytest.param(f"{V32} --with x", "unknown feature 'x'", id="feature"),
         pytest.param(f"{V32} --cudagraph-mode all", "graphs='all': use one of", id="graphs"),
+        pytest.param(f"{V32} --kv-cache-dtype int3", "kv_cache_dtype='int3': use one of fp8_ds_mla", id="cache-dtype"),
+        pytest.param(
+            "--model deepseek-v4-flash --kv-cache-dtype nvfp4_ds_mla", "rows are known for dsa alone", id="nvfp4-of-v4"
+        ),
+        pytest.param(f"{V32} --max-num-seqs 0", "max_num_seqs=0: it is a whole number from 1", id="no-requests"),
+        pytest.param(f"{V32} --workspace-tokens 0", "workspace_tokens=0: it is a whole number", id="no-workspace"),
+        pytest.param(f"{V32} --max-model-len 0", "max_model_len=0: it is a whole number from 1", id="no-context"),
+        pytest.param(
+            f"{V32} --gpu-memory-utilization 1.01", "utilization 1.01: a share of the memory", id="more-than-all"
+        ),
         pytest.param(f"{V32} --request-length 1M", "from 1 to the longest request, 163840 tokens", id="request-length"),
         pytest.param("--engine vllm -- sglang serve --model glm-5", "the line starts sglang", id="two-engines"),
         pytest.param("-- ls", "ls starts no engine", id="no-launch-line"),

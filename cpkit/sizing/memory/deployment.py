@@ -23,7 +23,7 @@ NVFP4_ROW_BYTES = 352
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What decides memory beside the deployment.
+    """What decides memory beside the deployment. Raises ConfigError for values out of range.
 
     config: the model's published fields, for the estimate of weights. weights: bytes of one rank, None to estimate
     them in weight_dtype. workspace_tokens: None for WORKSPACE_MODEL_LENS longest requests. budget: Budget's other
@@ -37,6 +37,20 @@ class Limits:
     utilization: Figure = DEFAULT_UTILIZATION
     workspace_tokens: int | None = None
     budget: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_model_len <= 1 << 40:
+            raise ConfigError(f"max_model_len={self.max_model_len}: it is a whole number from 1 to 2^40")
+        if not 0 < self.utilization.value <= 1:
+            raise ConfigError(f"utilization {self.utilization.value:g}: a share of the memory is above 0, at most 1")
+        self.step_budget()
+
+    def step_budget(self) -> Budget:
+        """The limits of a step."""
+        workspace = self.workspace_tokens
+        if workspace is None:
+            workspace = WORKSPACE_MODEL_LENS * self.max_model_len
+        return Budget(workspace_tokens=workspace, **self.budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +79,10 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
     weights = limits.weights
     if weights is None:
         weights = estimate_weights(limits.config, model.name, topology, limits.weight_dtype)
-    workspace = limits.workspace_tokens or WORKSPACE_MODEL_LENS * limits.max_model_len
     return MemorySettings(
         model=model,
         topology=topology,
-        budget=Budget(workspace_tokens=workspace, **limits.budget),
+        budget=limits.step_budget(),
         chip=deployment.chip,
         weights=weights,
         utilization=limits.utilization,
@@ -87,7 +100,7 @@ def with_cache_dtype(model: Model, dtype: str) -> Model:
     def rows(layer: Layer) -> Layer:
         if dtype == "bf16":
             return replace(layer, key_bytes=2 * layer.key_dim, window_bytes=2 * layer.window_dim)
-        if dtype == "nvfp4_ds_mla" and layer.kind == "dsa":
+        if dtype == "nvfp4_ds_mla" and layer.kind == "dsa":  # linear layers keep no rows
             return replace(layer, key_bytes=NVFP4_ROW_BYTES)
         return layer
 
