@@ -209,6 +209,8 @@ def _lists_of(gathered: torch.Tensor, num_lists: int, k: int) -> torch.Tensor:
     num_tokens, n = gathered.shape[0] // num_lists, gathered.shape[1]
     if n > MOST_AT_ONCE // 2 or k > MOST_AT_ONCE // 2:
         raise PlanError(f"the best {k} of {n} candidates a rank: at most {MOST_AT_ONCE // 2} of a rank are compared")
+    if not n:  # a list without candidates is one of padding, whose position is -1: the kernels read at least one
+        gathered, n = gathered.new_full((gathered.shape[0], 1, CANDIDATE_BYTES), 0xFF), 1
     return gathered.contiguous().view(torch.int32).view(num_lists, num_tokens, n, WORDS.value)
 
 
@@ -241,4 +243,4 @@ def _best_plain(lists: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
 def best_sizes(num_lists: int, n: int) -> tuple[dict[str, int], int]:
     """Constants and warps of the kernel for lists of n candidates: up to 64 candidates a thread."""
     block = max(triton.next_power_of_2(num_lists * n), 16)
-    return {"LISTS": num_lists, "N": max(n, 1), "BLOCK": block}, max(4, min(16, block // 512))
+    return {"LISTS": num_lists, "N": n, "BLOCK": block}, max(4, min(16, block // 512))

@@ -104,6 +104,15 @@ def test_more_lists_than_are_compared_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lists", [1, 2])
+def test_lists_without_candidates_give_padding(backend, lists):
+    nothing = torch.zeros(lists * 3, 0, 12, dtype=torch.uint8, device=DEVICE)
+    padding = [[(-INF, -1)] * 2] * 3
+    assert pairs(*best_of_packed(nothing, lists, 2, backend=backend)) == padding
+    assert pairs(*unpack_candidates(join_packed(nothing, lists, 2, backend=backend))) == padding
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_tokens_and_refusals(backend):
     nothing = torch.zeros(0, 4, 12, dtype=torch.uint8, device=DEVICE)
     assert [part.shape for part in best_of_packed(nothing, 2, 3, backend=backend)] == [(0, 3), (0, 3)]
