@@ -149,11 +149,12 @@ def test_both_files_of_a_sweep_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no JSON", "[]", '{"format": "other"}\n', '{"format": "cpkit-sweep-1"}\n', "{}", "3"]
+    "text",
+    [b"", b"no JSON", b"\xff\xfe", b"[]", b'{"format": "other"}\n', b'{"format": "cpkit-sweep-1"}\n', b"{}", b"3"],
 )
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "file"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(InputError):
         read_sweep(path)
 

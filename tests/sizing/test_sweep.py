@@ -136,7 +136,26 @@ def test_results_of_another_sweep_are_refused(tmp_path):
         Results(path, TRACE, make_setting(seed=1))
     with pytest.raises(InputError, match="another sweep"):
         Results(path, replace(TRACE, requests=TRACE.requests[:5]), make_setting())
-    path.write_text("no JSON\n")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda header, line: b"no JSON\n", id="no-json"),
+        pytest.param(lambda header, line: b"\xff\xfe\n", id="no-text"),
+        pytest.param(lambda header, line: header + b"[]\n", id="no-outcome"),
+        pytest.param(lambda header, line: header + line.replace(b'"steps": 9', b'"stops": 9'), id="field"),
+        pytest.param(lambda header, line: header + line.replace(b'"steps": 9', b'"steps": "9"'), id="no-number"),
+        pytest.param(lambda header, line: header + line.replace(b"[0.0, 8.0]", b"[8.0]"), id="no-pair"),
+    ],
+)
+def test_what_holds_no_results_is_refused(tmp_path, spoil):
+    path = tmp_path / "results.jsonl"
+    Results(path, TRACE, make_setting()).add(outcome(8, 8, 0.05, 100.0, 10))
+    header, line = path.read_bytes().splitlines(keepends=True)
+    assert b'"steps": 9' in line and b"[0.0, 8.0]" in line, "what is spoilt below"
+    assert len(Results(path, TRACE, make_setting()).outcomes) == 1
+    path.write_bytes(spoil(header, line))
     with pytest.raises(InputError, match="not the results of a sweep"):
         Results(path, TRACE, make_setting())
 
@@ -234,6 +253,7 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
         (["--weight-bits", "5"], "16, 8 or 4"),
         (["--partitions", "zigzag"], "zigzag"),
         (["--requests", "0"], "at least 1"),
+        (["--limit", "0"], "--limit 0: at least 1"),
         (["--processes", "0"], "1 to 256"),
     ],
 )

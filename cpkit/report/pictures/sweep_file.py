@@ -23,8 +23,8 @@ class Sweep:
 
 def read_sweep(path: Path | str) -> Sweep:
     """Read either file; raises InputError for another."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
+        text = Path(path).read_text(encoding="utf-8")
         head = json.loads(text.partition("\n")[0]) if text.startswith('{"') else json.loads(text)
         found = head.get("format")
         if found == RESULTS_FORMAT:

@@ -73,9 +73,14 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Outcome":
-        """An outcome from a results file."""
-        pairs = {name: tuple(data[name]) for name in ("ttft_s", "tpot_s", "queue_s")}
-        return cls(**{**data, **pairs, "candidate": Candidate(**data["candidate"])})
+        """An outcome from a results file; raises ValueError, TypeError or KeyError where there is none."""
+        pairs = {name: _read_pair(data[name]) for name in ("ttft_s", "tpot_s", "queue_s")}
+        candidate = Candidate(**data["candidate"])
+        numbers = {**data["candidate"], **data}
+        for name in numbers.keys() - pairs.keys() - {"candidate", "partition"}:
+            if not isinstance(numbers[name], int | float):
+                raise ValueError(f"{name}={numbers[name]!r}: it is a number")
+        return cls(**{**data, **pairs, "candidate": candidate})
 
 
 def share_of(trace: Trace, replicas: int) -> Trace:
@@ -143,4 +148,9 @@ def _pair(values: FloatArray) -> tuple[float, float]:
     if not len(values):
         return 0.0, 0.0
     p50, p99 = np.percentile(values, [50, 99], method="lower").tolist()
+    return p50, p99
+
+
+def _read_pair(values: Any) -> tuple[float, float]:
+    p50, p99 = map(float, values)
     return p50, p99

@@ -73,9 +73,9 @@ class Results:
 
     def _read(self, path: Path) -> None:
         """Outcomes of earlier runs; a last line that an interrupt cut short is dropped."""
-        text = path.read_text(encoding="utf-8")
-        lines = text.splitlines()
         try:
+            text = path.read_text(encoding="utf-8")
+            lines = text.splitlines()
             header = json.loads(lines[0])
             found = [Outcome.from_json(json.loads(line)) for line in lines[1 : len(lines) - (not text.endswith("\n"))]]
         except (ValueError, TypeError, KeyError) as error:
@@ -107,7 +107,10 @@ def screen(
 
     First come those whose GPUs spend least time on an average request, as far as one prefill step and one decode step
     tell; numbers of GPUs take turns, and so do ways of splitting queries and keys, to be compared with each other.
+    Raises ConfigError for a limit below 1.
     """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit {limit}: at least 1 deployment is replayed")
     if limit is None or len(allowed) <= limit:
         return list(allowed), []
     spent = {one.candidate: gpu_seconds(one, trace, setting) for one in allowed}
