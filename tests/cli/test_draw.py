@@ -47,6 +47,7 @@ def test_a_file_of_each_kind(capsys, tmp_path, text):
         pytest.param(f"work {STEP} -o x.pdf", "x.pdf: a picture's name ends in .png or .svg", id="suffix"),
         pytest.param(f"work {STEP} -o nowhere/x.png", "there is no folder nowhere", id="folder"),
         pytest.param("work -o x.png", "no step to plan", id="no-step"),
+        pytest.param("ownership --seq-lens '' --query-lens '' -o x.png", "no tokens to draw", id="no-requests"),
         pytest.param("chunks --seq-lens 10 --query-lens 1 -o x.png", "no prefill chunk to draw", id="decodes-alone"),
         pytest.param("traffic --seq-lens 10 --query-lens 10 -o x.png", "no collectives to draw", id="one-rank"),
         pytest.param("chunks --seq-lens 9 --query-lens 9 --rank 1 -o x.png", "rank 1", id="rank-outside"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpkit.arrays import BoolArray, FloatArray, IntArray, ceil_div
+from cpkit.errors import PlanError
 from cpkit.planner.interleave import local_lens
 from cpkit.report.pictures.canvas import BUDGET, PALE, SHARES, rank_ticks, sheet
 from cpkit.report.table import plural
@@ -121,9 +122,11 @@ def stored_share(plan: StepPlan, columns: Columns) -> FloatArray:
 
 
 def draw_ownership(plan: StepPlan, path: Path | str) -> str:
-    """Draw both maps; returns the picture's title."""
+    """Draw both maps; returns the picture's title. Raises PlanError for a step without tokens."""
     batch, topology = plan.batch, plan.topology
     columns = cut_columns(plan)
+    if not len(columns.req):
+        raise PlanError("the step has no tokens to draw: name requests")
     shown = f" (the first {MAX_REQS} drawn)" if batch.num_reqs > MAX_REQS else ""
     title = (
         f"Who computes and who stores {plural(int(batch.seq_lens.sum()), 'token')} of "

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def draw_work(plan: StepPlan, path: Path | str) -> str:
     """Draw both rows of bars; returns the picture's title."""
     balance = plan_balance([plan])
-    title = f"Work and keys of {plural(len(plan.ranks), 'rank')} in one step of {plan.batch.num_tokens:,} query tokens"
+    tokens = plural(plan.batch.num_tokens, "query token")
+    title = f"Work and keys of {plural(len(plan.ranks), 'rank')} in one step of {tokens}"
     topology = plan.topology
     caption = (
         f"{plan.model.name}, {sizes_text(topology)}; partition {partition_text(plan.partition.strategy, topology)}, "
