@@ -11,7 +11,7 @@ from cpkit.cli.options import MERGES
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.errors import ConfigError
-from cpkit.model import MODELS, load_model
+from cpkit.model import MODELS, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.sizing.sweep.candidates import Choices
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.report.sweep_report import sweep_data, sweep_report
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
-    from cpkit.sizing.cost.facts import load_weights, read_facts
+    from cpkit.sizing.cost.facts import load_weights
     from cpkit.sizing.memory.deployment import Limits
     from cpkit.sizing.sweep.candidates import sort_out
     from cpkit.sizing.sweep.choice import Aim, choose
@@ -135,7 +135,8 @@ def run(args: argparse.Namespace) -> int:
     if dtype == "unknown":
         raise ConfigError(f"--weight-bits {args.weight_bits}: 16, 8 or 4")
     weights = load_weights(args.model, model, weight_bits=args.weight_bits)
-    limits = Limits(read_facts(args.model), longest, weight_dtype=dtype, budget={"max_num_seqs": args.max_num_seqs})
+    config = published_fields(*load_config(args.model))
+    limits = Limits(config, longest, weight_dtype=dtype, budget={"max_num_seqs": args.max_num_seqs})
     setting = SweepSetting(
         model=model,
         weights=weights,

@@ -10,7 +10,7 @@ import pytest
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.errors import InputError
-from cpkit.model import load_model
+from cpkit.model import load_config, load_model, published_fields
 from cpkit.report.pictures import canvas
 from cpkit.report.pictures.capacity import draw_capacity, fits
 from cpkit.report.pictures.chunks import draw_chunks
@@ -24,7 +24,7 @@ from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
 from cpkit.sizing.cost.clock import PlannedClock
-from cpkit.sizing.cost.facts import load_weights, read_facts
+from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.memory.deployment import Limits
 from cpkit.sizing.sweep.candidates import Candidate
@@ -221,7 +221,7 @@ def test_words_of_a_step(figures, tmp_path, kind, step):
 
 
 def test_words_of_capacity(figures, tmp_path):
-    limits = Limits(read_facts("deepseek-v3.2"), MODEL.max_model_len)
+    limits = Limits(published_fields(*load_config("deepseek-v3.2")), MODEL.max_model_len)
     lines = [fits(MODEL, "vllm", chip(name), limits, tp=8, pcp=1) for name in ("h100", "h200", "b200")]
     draw_capacity(lines, tmp_path / "picture.png")
     check_words(*figures[0])

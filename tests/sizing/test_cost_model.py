@@ -1,11 +1,13 @@
 """The cost of a planned step: its amounts against a slow count, its sums, and what parallelism does to it."""
 
+import json
+
 import pytest
 
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.errors import ConfigError
-from cpkit.model import MODELS, load_model
+from cpkit.model import MODELS, load_config, load_model, published_fields
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
@@ -76,6 +78,23 @@ def test_weights_add_up_to_the_published_sizes(name, billions, active):
     used = plain + weights.num_moe * weights.active * weights.expert
     assert total / 1e9 == pytest.approx(billions, rel=0.01)
     assert used / 1e9 == pytest.approx(active, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bits", "reason"),
+    [
+        pytest.param({"v_head_dim": None}, None, "v_head_dim=None in the config: weights are counted", id="attention"),
+        pytest.param({"vocab_size": None}, None, "vocab_size=None in the config", id="head"),
+        pytest.param({"num_experts_per_tok": None}, None, "num_experts_per_tok=None in the config", id="experts"),
+        pytest.param({"quantization_config": {"quant_method": "awq"}}, None, "by 'awq' .* --weight-bits", id="awq"),
+        pytest.param({}, 5, "weights of 5 bits: 16, 8 or 4", id="bits"),
+    ],
+)
+def test_weights_that_cannot_be_counted_are_refused(tmp_path, changes, bits, reason):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**published_fields(*load_config("deepseek-v3.2")), **changes}))
+    with pytest.raises(ConfigError, match=reason):
+        load_weights(path, load_model("deepseek-v3.2"), weight_bits=bits)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,9 +15,9 @@ from cpkit.budget import default_budget
 from cpkit.cli.main import main
 from cpkit.cli.sweep import gpu_counts
 from cpkit.errors import ConfigError, InputError
-from cpkit.model import load_model
+from cpkit.model import load_config, load_model, published_fields
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost.facts import load_weights, read_facts
+from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.memory.deployment import Limits
 from cpkit.sizing.sweep.candidates import Candidate, Choices, candidates, sort_out
 from cpkit.sizing.sweep.choice import Aim, choose
@@ -35,7 +35,9 @@ def make_setting(**changes):
 
 
 def make_allowed(gpus=(8,), engine="cpkit", **choices):
-    return sort_out(MODEL, chip("h200"), engine, Limits(read_facts(NAME), 20_000), Choices(gpus, **choices))
+    return sort_out(
+        MODEL, chip("h200"), engine, Limits(published_fields(*load_config(NAME)), 20_000), Choices(gpus, **choices)
+    )
 
 
 def outcome(gpus, ttft, tpot, tokens, capacity, **changes):
