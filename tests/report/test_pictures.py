@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 from collections import defaultdict
 
 import numpy as np
@@ -226,7 +227,7 @@ def test_words_of_capacity(figures, tmp_path):
     draw_capacity(lines, tmp_path / "picture.png")
     check_words(*figures[0])
     caption = figures[0][0].get_supxlabel().replace("\n", " ")
-    assert "Hollow: refused by vllm-flashmla-padding" in caption and "No room for KV, not drawn: h100 dcp 1" in caption
+    assert "Hollow: refused by vllm-flashmla-padding" in caption and "Not drawn: h100 dcp 1: no room for KV" in caption
     assert all(kind in caption for kind in ("Counted", "Hardware file", "Assumed"))
 
 
@@ -245,6 +246,14 @@ def test_words_of_pareto(figures, tmp_path, num):
     check_words(*figures[0])
     words = [text.get_text() for text in figures[0][0].axes[2].texts]
     assert sum(word.endswith("take") for word in words) == 1 and any(word.startswith("grey: ") for word in words)
+
+
+def test_outcomes_without_time_between_tokens_are_drawn_too(figures, tmp_path):
+    outcomes = (make_outcome(8, 8, 1, 1, 2.0, 0.0, 90, 10), make_outcome(16, 8, 2, 1, 1.0, 0.0, 50, 20))
+    with warnings.catch_warnings(action="error"):
+        draw_pareto(Sweep(outcomes, "made", Aim()), Aim(), tmp_path / "picture.png")
+    check_words(*figures[0])
+    assert [ax.get_yscale() for ax in figures[0][0].axes[:2]] == ["log", "linear"]
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -94,13 +94,20 @@ def shorten_axis(axis: Any) -> None:
 
 def wait_axis(axis: Any) -> None:
     """A logarithmic axis of seconds, labelled at 1, 2 and 5 of each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    seconds_axis(axis)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def seconds_axis(axis: Any) -> None:
+    """Tick labels like 20 ms and 1.5 s."""
+    from matplotlib.ticker import FuncFormatter
+
     axis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{1e3 * value:.3g} ms" if value < 1 else f"{value:,.3g} s")
     )
-    axis.set_minor_formatter(NullFormatter())
 
 
 def token_axis(axes: "Axes", values: Sequence[int]) -> None:

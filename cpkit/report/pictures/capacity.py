@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One dcp. memory: None where nothing fits. refused: the engine's rules against it, by id."""
+    """One dcp. memory: None where nothing fits; but: why. refused: the engine's rules against it, by id."""
 
     dcp: int
     memory: Memory | None
     refused: tuple[str, ...]
+    but: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,15 @@ class ChipFits:
 
 def fits(model: Model, engine: str, chip: Chip, limits: Limits, *, tp: int, pcp: int) -> ChipFits:
     """Count what fits at every legal dcp; raises ConfigError for sizes that are none."""
+    complete(engine, model, chip, {"tp": tp, "pcp": pcp})
     found = []
     for dcp in legal_dcp_sizes(tp, pcp):
         deployment, _ = complete(engine, model, chip, {"tp": tp, "pcp": pcp, "dcp": dcp})
         refused = tuple(rule.id for rule in broken_rules(deployment))
         try:
             found.append(Fit(dcp, memory_of(deployment, limits), refused))
-        except ConfigError:
-            found.append(Fit(dcp, None, refused))
+        except ConfigError as error:
+            found.append(Fit(dcp, None, refused, str(error)))
     return ChipFits(model, engine, chip, tp, pcp, tuple(found))
 
 
@@ -58,7 +60,7 @@ def draw_capacity(lines: Sequence[ChipFits], path: Path | str) -> str:
     memories = [fit.memory for line in lines for fit in line.fits if fit.memory]
     if not memories:
         names = ", ".join(line.chip.name for line in lines)
-        raise ConfigError(f"no dcp leaves room for KV on {names}: use more ranks, or weights of fewer bits")
+        raise ConfigError(f"nothing to draw for {names}: {lines[0].fits[0].but}")
     lead = lines[0]
     ranks = lead.tp if lead.engine == "sglang" else lead.tp * lead.pcp
     title = f"Tokens of context that fit {ranks} GPUs: {lead.model.name}, {lead.engine}, tp={lead.tp} pcp={lead.pcp}"
@@ -121,5 +123,10 @@ def _refusals(lines: Sequence[ChipFits]) -> list[str]:
 
 
 def _without_room(lines: Sequence[ChipFits]) -> list[str]:
-    missing = [f"{line.chip.name} dcp {fit.dcp}" for line in lines for fit in line.fits if fit.memory is None]
-    return [f"No room for KV, not drawn: {', '.join(missing)}."] if missing else []
+    """Which points are missing, and why."""
+    return [
+        f"Not drawn: {line.chip.name} dcp {fit.dcp}: {fit.but}."
+        for line in lines
+        for fit in line.fits
+        if fit.memory is None
+    ]

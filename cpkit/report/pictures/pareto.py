@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpkit.report.pictures.canvas import BUDGET, COLOURS, GREY, MARKERS, sheet, short, shorten_axis, wait_axis
+from cpkit.report.pictures.canvas import (
+    BUDGET,
+    COLOURS,
+    GREY,
+    MARKERS,
+    seconds_axis,
+    sheet,
+    short,
+    shorten_axis,
+    wait_axis,
+)
 from cpkit.report.pictures.labels import place_labels
 from cpkit.report.pictures.sweep_file import Sweep
 from cpkit.report.table import plural
@@ -60,15 +70,19 @@ def _panel(ax: "Axes", choice: Choice, name: str, waits: Sequence[float], aim: f
     if choice.take is not None:
         at = choice.best.index(choice.take)
         ax.scatter([rates[at]], [waits[at]], s=230, facecolor="none", edgecolor="black", lw=1.6, zorder=4)
-    ax.set_yscale("log")
+    logarithmic = min(waits) > 0  # outputs of one token have no time between tokens, and a logarithm no 0
+    if logarithmic:
+        ax.set_yscale("log")
+        wait_axis(ax.yaxis)
+    else:
+        seconds_axis(ax.yaxis)
     ax.set_xlim(left=0)
     ax.axhline(aim, color=BUDGET, ls="--", lw=1.2)
-    wait_axis(ax.yaxis)
     ax.locator_params(axis="x", nbins=6)
     shorten_axis(ax.xaxis)
     ax.set_title(name)
     ax.set_xlabel("tokens/s a GPU")
-    ax.set_ylabel("logarithmic" if not which else "")
+    ax.set_ylabel("logarithmic" if logarithmic and not which else "")
 
 
 def _numbers(ax: "Axes", choice: Choice, which: int) -> None:
