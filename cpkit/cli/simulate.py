@@ -1,7 +1,6 @@
 """`cpkit simulate`: a trace, replayed and planned for every rank, with every promise checked."""
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, rea
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
+from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.cli.simulate_pictures import Pictures, add_picture_flags
 from cpkit.errors import ConfigError, InputError
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cpkit.simulate.result import ReplaySettings, Simulation
     from cpkit.sizing.cost.clock import PlannedClock
 
-MAX_PROCESSES = 8
 MAX_STEPS = 1 << 40
 
 DESCRIPTION = """\
@@ -55,6 +54,12 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.set_defaults(run=run)
     parser.add_argument("trace", metavar="TRACE", help="a trace file")
     add_engine_flags(parser)
+    _add_pool(parser)
+    _add_replay(parser)
+    _add_output(parser)
+
+
+def _add_pool(parser: argparse.ArgumentParser) -> None:
     pool = parser.add_argument_group("KV pool")
     pool.add_argument(
         "--num-kv-blocks",
@@ -76,6 +81,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="SHARE",
         help="share of the memory for weights and KV (default: 0.9)",
     )
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
     replay = parser.add_argument_group("replay")
     replay.add_argument(
         "--seed", type=whole_number, default=0, metavar="N", help="of sampling and draft acceptance (default: 0)"
@@ -116,8 +124,11 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "--processes",
         type=whole_number,
         metavar="N",
-        help=f"that plan and check; no figure but time depends on it (default: one a core, at most {MAX_PROCESSES})",
+        help=f"that plan and check; no figure but time depends on it (default: one a core, at most {MAX_DEFAULT})",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - prints them and nothing else")
     add_picture_flags(output)
@@ -176,13 +187,6 @@ def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSi
         raise ConfigError(f"--seed {args.seed}: it is not negative")
     if args.steps is not None and not 1 <= args.steps <= MAX_STEPS:
         raise ConfigError(f"--steps {args.steps}: it is from 1 to 2^40")
-    processes = args.processes
-    if processes is None:
-        processes = min(
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MAX_PROCESSES
-        )
-    if not 1 <= processes <= 256:
-        raise ConfigError(f"--processes {processes}: from 1 to 256")
     return ReplaySettings(
         num_kv_blocks=pool.num_blocks,
         max_model_len=max_model_len(args, settings.model),
@@ -190,7 +194,7 @@ def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSi
         acceptance_rate=args.acceptance_rate,
         max_steps=args.steps,
         check_every=args.check,
-        processes=processes,
+        processes=num_processes(args.processes),
     )
 
 

@@ -1,7 +1,6 @@
 """`cpkit sweep`: which deployment a trace needs, found by replaying it on many."""
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from cpkit.cli.exit_codes import INTERRUPTED
 from cpkit.cli.options import MERGES
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
+from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.errors import ConfigError
 from cpkit.model import MODELS, load_config, load_model, published_fields
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.workload.request import Trace
 
 ENGINES = ("cpkit", "vllm", "sglang")
-MAX_PROCESSES = 8
 
 DESCRIPTION = """\
 Replay a request trace on every deployment of so many GPUs that an engine's rules, the planner and memory allow, with
@@ -90,7 +89,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "--processes",
         type=whole_number,
         metavar="N",
-        help=f"default: one a core, at most {MAX_PROCESSES}",
+        help=f"default: one a core, at most {MAX_DEFAULT}",
     )
     output.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of sampling (default: 0)")
     output.add_argument("--skip-bad", action="store_true", help="count malformed lines, do not stop")
@@ -159,7 +158,9 @@ def run(args: argparse.Namespace) -> int:
         line.show(lambda: f"{progress.num_done}/{progress.num_all} deployments   {took:,.0f} s   {progress.latest}")
 
     try:
-        outcomes, failed = run_sweep(chosen, trace, setting, results, processes=_processes(args), on_progress=show)
+        outcomes, failed = run_sweep(
+            chosen, trace, setting, results, processes=num_processes(args.processes), on_progress=show
+        )
     except KeyboardInterrupt:
         line.clear()
         return INTERRUPTED
@@ -197,13 +198,3 @@ def _choices(args: argparse.Namespace) -> "Choices":
 
     partitions = tuple(name.strip().replace("-", "_") for name in args.partitions.split(","))
     return Choices(args.gpus, tuple(args.batch_tokens), partitions, tuple(args.interleaves))
-
-
-def _processes(args: argparse.Namespace) -> int:
-    processes: int | None = args.processes
-    if processes is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        processes = min(cores, MAX_PROCESSES)
-    if not 1 <= processes <= 256:
-        raise ConfigError(f"--processes {processes}: from 1 to 256")
-    return processes
