@@ -50,6 +50,20 @@ def test_a_measured_collective_is_what_was_measured():
     assert (figure.kind, figure.value) == ("measured", pytest.approx(0.20628e-3))
 
 
+@pytest.mark.parametrize(
+    ("whole", "edge", "kind"),
+    [
+        pytest.param(511, 512, "calibrated", id="below-the-smallest"),
+        pytest.param(512, 512, "measured", id="smallest"),
+        pytest.param(512 << 20, 512 << 20, "measured", id="largest"),
+        pytest.param(1 << 30, 512 << 20, "calibrated", id="above-the-largest"),
+    ],
+)
+def test_sizes_outside_the_table_are_marked(whole, edge, kind):
+    figure, at_edge = (collective_seconds(H200, "all_gather", Span(8, 1), size) for size in (whole, edge))
+    assert (figure.kind, figure.value) == (kind, pytest.approx(at_edge.value * max(whole / edge, 1)))
+
+
 def test_one_rank_and_no_bytes_cost_nothing():
     assert collective_seconds(H200, "all_reduce", Span(1, 1), 1e9).value == 0
     assert collective_seconds(H200, "all_reduce", Span(8, 1), 0).value == 0

@@ -87,8 +87,8 @@ def _inside(chip: Chip, op: str, num_ranks: int, whole: float) -> Figure:
         seconds = SMALL_MESSAGE_S + received / (chip.link_bytes.value * LINK_SHARE)
         return Figure(seconds, "hardware", f"link of {chip.name}, {LINK_SHARE:g} of its peak, and an assumed latency")
     near, curve = found
-    seconds, is_measured = _read(curve, whole)
-    if near == num_ranks and is_measured:
+    seconds, inside = _read(curve, whole)
+    if near == num_ranks and inside:
         return Figure(seconds, "measured", NCCL)
     seconds *= (num_ranks - 1) / num_ranks / ((near - 1) / near)
     seconds += curve.seconds[0] * max(0.0, math.log2(num_ranks / near))
@@ -107,8 +107,6 @@ def _nearest(chip_name: str, op: str, num_ranks: int) -> tuple[int, Curve] | Non
 
 
 def _read(curve: Curve, whole: float) -> tuple[float, bool]:
-    """Seconds, and whether the size was measured: below the smallest it is latency, above the largest bandwidth."""
+    """Seconds, and whether the size lies in the table: below its smallest it is latency, above its largest the rate."""
     seconds, at = curve.read(whole)
-    if whole > at:
-        return seconds * whole / at, False
-    return seconds, True
+    return seconds * max(whole / at, 1.0), at == whole
