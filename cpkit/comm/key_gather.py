@@ -160,8 +160,8 @@ def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend
         return CollectiveGather(comm, dim, max_keys, backend)
     if not isinstance(comm, NcclComm):
         raise ConfigError(
-            f"gather symmetric over {type(comm).__name__}: ranks read each other's GPU memory, so it takes comm torch "
-            "on device cuda; use gather collective"
+            "gather symmetric: ranks read each other's GPU memory, so it takes comm torch on device cuda; "
+            "here use gather collective"
         )
     return SymmetricGather(comm, dim, max_keys, timeout_s)
 

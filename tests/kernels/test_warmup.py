@@ -242,7 +242,7 @@ def found():
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_rank_launches_what_was_compiled(found, world):
+def test_b33_every_rank_launches_what_was_compiled(found, world):
     assert not found[world]["missed"]
     assert not found[world]["never_launched"]
     assert found[world]["found_when_unlisted"]  # a cache that the deployment does not name would have been noticed
