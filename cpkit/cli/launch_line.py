@@ -110,6 +110,7 @@ class _Reader:
             name, equals, value = word.partition("=")
             name, _, inner = name.partition(".") if name.startswith("-") else (name, "", "")
             name = name if len(name) < 3 or name[1] != "-" else name.replace("_", "-")
+            name = self._full_name(name, flags)
             flag = flags.get(name)
             bare = (flag is not None and flag.switch) or name in SWITCHES or name.startswith("--no-")
             if not equals and not bare and words and not _is_flag(words[0]):
@@ -120,6 +121,18 @@ class _Reader:
                 self._take(f"{name}.{inner}", flag, json.dumps({inner: value}))
             else:
                 self._take(name, flag, value)
+
+    def _full_name(self, name: str, flags: dict[str, Flag]) -> str:
+        """The flag that a shortened one stands for, as the engines' argparse takes it; others as they are."""
+        if name in flags or name in SWITCHES:
+            return name
+        if (stuck := re.fullmatch(r"(-[a-z]+)(\d+)", name)) and stuck[1] in flags:
+            raise InputError(f"{name} is no flag: write {stuck[1]} {stuck[2]}")
+        longer = [known for known in flags if known.startswith(name)] if re.match("--[a-z]", name) else []
+        if not longer or any(flags[known] != flags[longer[0]] for known in longer):
+            return name
+        self.read_as.append(f"{name} as {longer[0]}")
+        return longer[0]
 
     def _take(self, name: str, flag: Flag, text: str) -> None:
         """One setting, or several out of JSON."""

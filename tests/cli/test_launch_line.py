@@ -127,8 +127,29 @@ def test_other_words_are_told():
 
 
 @pytest.mark.parametrize(
+    ("text", "settings", "told"),
+    [
+        pytest.param(
+            "vllm serve m --tensor-parallel 8", {"tp": 8}, ("--tensor-parallel as --tensor-parallel-size",), id="size"
+        ),
+        pytest.param(
+            "sglang serve --model m --speculative-algo=EAGLE",
+            {"speculation": "eagle"},
+            ("--speculative-algo as --speculative-algorithm", "--speculative-algorithm EAGLE as speculation eagle"),
+            id="equals",
+        ),
+        pytest.param("vllm serve m --max-num 8", {}, (), id="of-several"),
+    ],
+)
+def test_shortened_flags_are_read_in_full_where_one_alone_is_meant(text, settings, told):
+    line = read(text)
+    assert (line.settings, line.read_as) == (settings, told)
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
+        pytest.param("vllm serve m -tp8", "-tp8 is no flag: write -tp 8", id="stuck-value"),
         pytest.param("trtllm-serve m", "trtllm-serve m starts no engine that is known here", id="engine"),
         pytest.param("A=1", "nothing starts no engine", id="variables-alone"),
         pytest.param("vllm serve -tp 2 --port 80", "no model in this line; ignored were --port 80", id="no-model"),
