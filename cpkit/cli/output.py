@@ -47,6 +47,17 @@ def check_folder(path: str) -> None:
         raise InputError(f"{path}: there is no folder {Path(path).parent}")
 
 
+def check_different(**paths: str | None) -> None:
+    """Refuse one file for two outputs, by the flags' names; raises InputError."""
+    flag_of: dict[Path, str] = {}
+    for name, path in paths.items():
+        if path in (None, "-"):
+            continue
+        other = flag_of.setdefault(Path(path).resolve(), name)
+        if other != name:
+            raise InputError(f"{path}: --{other} and --{name} would both write it")
+
+
 def write_json(path: str, data: Any) -> None:
     """Write JSON to a file, or to stdout for '-'."""
     if path == "-":

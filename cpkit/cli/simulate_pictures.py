@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cpkit.cli.output import check_folder
+from cpkit.cli.output import check_different, check_folder
 from cpkit.cli.parser import int_list, whole_number
 from cpkit.errors import ConfigError
 
@@ -51,6 +51,7 @@ class Pictures:
         for path in (args.timeline, args.html):
             if path is not None:
                 check_folder(path)
+        check_different(json=args.json, timeline=args.timeline, html=args.html)
         self._args, self._settings = args, settings
         self._levels = Levels() if args.html is not None else None
         self._timeline: Timeline | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import INTERRUPTED
 from cpkit.cli.options import MERGES
-from cpkit.cli.output import check_folder, emit, write_json
+from cpkit.cli.output import check_different, check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.errors import ConfigError
@@ -127,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.json, args.results):
         if path not in (None, "-"):
             check_folder(path)
+    check_different(results=args.results, json=args.json)
     start = perf_counter()
     model, on = load_model(args.model), chip(args.chip)
     longest = model.max_model_len if args.max_model_len is None else args.max_model_len

@@ -155,6 +155,13 @@ def test_refusals_leave_no_file(capsys, tmp_path, trace, flags, told):
     assert code == 2 and told in err and err.count("\n") == 1 and not path.exists()
 
 
+@pytest.mark.parametrize("other", ["--html", "--json"])
+def test_one_file_for_two_outputs_is_refused(capsys, tmp_path, trace, other):
+    same = str(tmp_path / "." / "timeline.json")
+    code, _, err, path = timeline(capsys, tmp_path, trace, other, same)
+    assert code == 2 and "would both write it" in err and not path.exists()
+
+
 @pytest.mark.parametrize("flags", [["--timeline", "x.json"], ["--timeline-steps", "3"], ["--timeline-ranks", "0"]])
 def test_flags_that_do_not_go_alone(capsys, trace, flags):
     assert main(["simulate", trace, *flags]) == 2

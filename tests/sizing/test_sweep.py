@@ -257,6 +257,7 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
         (["--requests", "0"], "at least 1"),
         (["--limit", "0"], "--limit 0: at least 1"),
         (["--processes", "0"], "1 to 256"),
+        (["--results", "out", "--json", "out"], "out: --results and --json would both write it"),
     ],
 )
 def test_bad_usage_is_refused_on_one_line(trace_file, capsys, flags, message):
