@@ -9,7 +9,7 @@ from html import escape
 from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.html_levels import Levels
 from cpkit.report.html_svg import bars, columns, distribution, levels
-from cpkit.report.simulate_report import BALANCE_NAMES
+from cpkit.report.simulate_report import BALANCE_NAMES, PEAKS_HEADER, peaks_rows
 from cpkit.report.table import count, micros, plural, share, size
 from cpkit.report.words import merge_text, partition_text, sizes_text
 from cpkit.simulate.cost import ReplayCost
@@ -145,23 +145,7 @@ def _pressure(simulation: Simulation, seen: Levels) -> Iterator[str]:
     end_s = simulation.stats.elapsed_s
     held = seen.columns("held_blocks", COLUMNS, end_s)
     usable = simulation.replay.num_kv_blocks - 1
-    peaks, budget = simulation.peaks, simulation.settings.budget
-    rows = [
-        ["KV blocks held", count(peaks.kv_blocks), count(usable), share(peaks.kv_blocks, usable)],
-        [
-            "workspace tokens",
-            count(peaks.workspace_tokens),
-            count(budget.workspace_tokens),
-            share(peaks.workspace_tokens, budget.workspace_tokens),
-        ],
-        [
-            "indexer logits",
-            size(peaks.logits_bytes),
-            size(budget.logits_bytes),
-            share(peaks.logits_bytes, budget.logits_bytes),
-        ],
-    ]
-    yield section("Peaks", table(["", "peak", "limit", "of limit"], rows))
+    yield section("Peaks", table(PEAKS_HEADER, peaks_rows(simulation)))
     yield section(
         "KV blocks held",
         levels("KV blocks held over time", [("blocks", held)], end_s, _whole),

@@ -6,6 +6,7 @@ from cpkit.report.table import count, indent, micros, plural, share, size, table
 from cpkit.report.words import merge_text, partition_text, sizes_text, stages_text
 from cpkit.simulate.result import Quantiles, Simulation
 
+PEAKS_HEADER = ("", "peak", "limit", "of limit")
 BALANCE_NAMES = {
     "tokens": "query tokens",
     "causal_work": "causal work (query x key pairs)",
@@ -140,25 +141,19 @@ def _traffic(simulation: Simulation) -> list[str]:
     return [f"Collectives, what one rank puts in{stages}", *indent(table(header, rows, "lrrrr"))]
 
 
-def _peaks(simulation: Simulation) -> list[str]:
-    peaks, budget, replay = simulation.peaks, simulation.settings.budget, simulation.replay
-    usable = replay.num_kv_blocks - 1
-    rows = [
+def peaks_rows(simulation: Simulation) -> list[list[str]]:
+    """Rows under PEAKS_HEADER: the most that any step held, beside its limit."""
+    peaks, budget, usable = simulation.peaks, simulation.settings.budget, simulation.replay.num_kv_blocks - 1
+    workspace, logits = (peaks.workspace_tokens, budget.workspace_tokens), (peaks.logits_bytes, budget.logits_bytes)
+    return [
         ["KV blocks held", count(peaks.kv_blocks), count(usable), share(peaks.kv_blocks, usable)],
-        [
-            "workspace tokens",
-            count(peaks.workspace_tokens),
-            count(budget.workspace_tokens),
-            share(peaks.workspace_tokens, budget.workspace_tokens),
-        ],
-        [
-            "indexer logits",
-            size(peaks.logits_bytes),
-            size(budget.logits_bytes),
-            share(peaks.logits_bytes, budget.logits_bytes),
-        ],
+        ["workspace tokens", *map(count, workspace), share(*workspace)],
+        ["indexer logits", *map(size, logits), share(*logits)],
     ]
-    return ["Peaks", *indent(table(["", "peak", "limit", "of limit"], rows, "lrrr"))]
+
+
+def _peaks(simulation: Simulation) -> list[str]:
+    return ["Peaks", *indent(table(PEAKS_HEADER, peaks_rows(simulation), "lrrr"))]
 
 
 def _planner(simulation: Simulation) -> list[str]:
