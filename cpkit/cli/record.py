@@ -31,6 +31,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "record", help="log the collectives of any torch program", description=DESCRIPTION, epilog=EPILOG
     )
+    parser.usage = "cpkit record [-h] [--out DIR] -- COMMAND [ARGUMENT ...]"  # argparse would repeat the --
     parser.set_defaults(run=run)
     parser.add_argument("--out", default="cpkit-record", metavar="DIR", help="where logs go (default: cpkit-record)")
     parser.add_argument("program", nargs="+", metavar="-- COMMAND", help="the command and its arguments, behind --")
