@@ -257,6 +257,7 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
         (["--requests", "0"], "at least 1"),
         (["--limit", "0"], "--limit 0: at least 1"),
         (["--processes", "0"], "1 to 256"),
+        (["--batch-tokens", ""], "no batch tokens to try"),
         (["--results", "out", "--json", "out"], "out: --results and --json would both write it"),
     ],
 )

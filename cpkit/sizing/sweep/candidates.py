@@ -5,7 +5,7 @@ GPUs 16 = 2 replicas x (tp 4 x pcp 2), dcp of 1, 2, 8; interleave, partition and
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from cpkit.errors import ConfigError, PlanError
@@ -72,6 +72,9 @@ class Choices:
     interleaves: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name):
+                raise ConfigError(f"no {field.name.replace('_', ' ')} to try: name at least one")
         if unknown := [name for name in self.partitions if name not in STRATEGIES]:
             raise ConfigError(f"partition {unknown[0]!r}: use some of {', '.join(STRATEGIES)}")
 
