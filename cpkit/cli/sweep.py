@@ -1,6 +1,7 @@
 """`cpkit sweep`: which deployment a trace needs, found by replaying it on many."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from cpkit.errors import ConfigError
 from cpkit.model import MODELS, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # numpy is not needed for --help
+    from cpkit.sizing.memory.deployment import Limits
     from cpkit.sizing.sweep.candidates import Choices
+    from cpkit.sizing.sweep.replay import SweepSetting
     from cpkit.sizing.sweep.run import SweepProgress
     from cpkit.workload.request import Trace
 
@@ -112,16 +115,11 @@ def run(args: argparse.Namespace) -> int:
     """Sweep and report; returns the exit code."""
     from time import perf_counter
 
-    from cpkit.budget import default_budget
     from cpkit.cli.progress import StatusLine
     from cpkit.report.sweep_report import sweep_data, sweep_report
     from cpkit.sizing.chips import chip
-    from cpkit.sizing.cost.assumptions import Assumptions
-    from cpkit.sizing.cost.facts import load_weights
-    from cpkit.sizing.memory.deployment import Limits
     from cpkit.sizing.sweep.candidates import sort_out
     from cpkit.sizing.sweep.choice import Aim, choose
-    from cpkit.sizing.sweep.replay import SweepSetting
     from cpkit.sizing.sweep.run import Results, run_sweep, screen
 
     for path in (args.json, args.results):
@@ -129,28 +127,10 @@ def run(args: argparse.Namespace) -> int:
             check_folder(path)
     check_different(results=args.results, json=args.json)
     start = perf_counter()
-    model, on = load_model(args.model), chip(args.chip)
-    longest = model.max_model_len if args.max_model_len is None else args.max_model_len
-    dtype = {None: None, 16: "bf16", 8: "fp8", 4: "fp4"}.get(args.weight_bits, "unknown")
-    if dtype == "unknown":
-        raise ConfigError(f"--weight-bits {args.weight_bits}: 16, 8 or 4")
-    weights = load_weights(args.model, model, weight_bits=args.weight_bits)
-    config = published_fields(*load_config(args.model))
-    limits = Limits(config, longest, weight_dtype=dtype, budget={"max_num_seqs": args.max_num_seqs})
-    setting = SweepSetting(
-        model=model,
-        weights=weights,
-        chip=on.name,
-        budget=default_budget(model, max_num_seqs=args.max_num_seqs),
-        max_model_len=longest,
-        engine=args.engine,
-        merge=args.dcp_comm_backend,
-        assumptions=Assumptions(overlap=args.overlap),
-        seed=args.seed,
-    )
+    setting, limits = read_setting(args)
     trace = read_requests(args)
     results = Results(None if args.results is None else Path(args.results), trace, setting)
-    allowed, refused = sort_out(model, on, args.engine, limits, _choices(args), setting.merge)
+    allowed, refused = sort_out(setting.model, chip(setting.chip), args.engine, limits, _choices(args), setting.merge)
     chosen, left_out = screen(allowed, trace, setting, args.limit)
     line = StatusLine()
 
@@ -164,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         line.clear()
+        print(f"cpkit sweep: interrupted; {_kept(args.results, len(results.outcomes))}", file=sys.stderr)
         return INTERRUPTED
     finally:
         line.clear()
@@ -174,6 +155,42 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         emit(sweep_report(trace, setting, choice, refused, perf_counter() - start))
     return 0
+
+
+def _kept(path: str | None, num_outcomes: int) -> str:
+    if path is None:
+        return "nothing is kept without --results FILE"
+    return f"{num_outcomes} replayed so far kept in {path}, which the same command goes on with"
+
+
+def read_setting(args: argparse.Namespace) -> "tuple[SweepSetting, Limits]":
+    """What all candidates share, and what decides their memory; raises ConfigError."""
+    from cpkit.budget import default_budget
+    from cpkit.sizing.chips import chip
+    from cpkit.sizing.cost.assumptions import Assumptions
+    from cpkit.sizing.cost.facts import load_weights
+    from cpkit.sizing.memory.deployment import Limits
+    from cpkit.sizing.sweep.replay import SweepSetting
+
+    model = load_model(args.model)
+    longest = model.max_model_len if args.max_model_len is None else args.max_model_len
+    dtype = {None: None, 16: "bf16", 8: "fp8", 4: "fp4"}.get(args.weight_bits, "unknown")
+    if dtype == "unknown":
+        raise ConfigError(f"--weight-bits {args.weight_bits}: 16, 8 or 4")
+    config = published_fields(*load_config(args.model))
+    limits = Limits(config, longest, weight_dtype=dtype, budget={"max_num_seqs": args.max_num_seqs})
+    setting = SweepSetting(
+        model=model,
+        weights=load_weights(args.model, model, weight_bits=args.weight_bits),
+        chip=chip(args.chip).name,
+        budget=default_budget(model, max_num_seqs=args.max_num_seqs),
+        max_model_len=longest,
+        engine=args.engine,
+        merge=args.dcp_comm_backend,
+        assumptions=Assumptions(overlap=args.overlap),
+        seed=args.seed,
+    )
+    return setting, limits
 
 
 def read_requests(args: argparse.Namespace) -> "Trace":

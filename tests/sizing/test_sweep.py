@@ -280,5 +280,6 @@ def test_an_interrupt_keeps_what_was_replayed(trace_file, tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to every process of the command
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130 and not out and b"Traceback" not in err
+    assert b"interrupted; " in err and b"kept in " in err
     lines = path.read_text().splitlines()
     assert len(lines) >= 2 and all(json.loads(line) for line in lines)
