@@ -67,7 +67,7 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="block ids of a rank, block 0 included (default: what fits)",
     )
-    pool.add_argument("--chip", default="h200", help="chip whose memory is filled (default: %(default)s)")
+    pool.add_argument("--chip", help="chip whose memory is filled (default: --cost's, else h200)")
     pool.add_argument(
         "--weights-gb",
         type=positive_number,
@@ -221,7 +221,7 @@ def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:
     return default_pool(
         settings.model,
         settings.topology,
-        chip=args.chip,
+        chip=next(name for name in (args.chip, args.cost, "h200") if name is not None),
         weights_gb=args.weights_gb,
         utilization=args.gpu_memory_utilization,
     )

@@ -215,6 +215,21 @@ def test_default_pool(tp, pp, block_size, layers):
     assert "as stated" in stated.source
 
 
+@pytest.mark.parametrize(
+    ("flags", "chip"),
+    [
+        pytest.param([], "h200", id="nothing-said"),
+        pytest.param(["--cost", "b200"], "b200", id="the-clock's"),
+        pytest.param(["--cost", "b200", "--chip", "h100"], "h100", id="another"),
+    ],
+)
+def test_the_pool_is_of_the_chip_that_keeps_time(capsys, tmp_path, flags, chip):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n")
+    assert main(["simulate", str(trace), *flags, "--weights-gb", "40", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_pool_source"].startswith(f"{chip}, ")
+
+
 def test_default_pool_refuses_what_does_not_fit():
     with pytest.raises(ConfigError, match="no room for KV on h100"):
         default_pool(load_model("glm-5"), Topology(), chip="h100", weights_gb=72.0, utilization=0.9)
