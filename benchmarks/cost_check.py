@@ -25,12 +25,12 @@ from cpkit.model import load_model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.cost.stages import RankStages
 from cpkit.sizing.cost.tables import Curve, KernelTable, decode_blocks
 from cpkit.sizing.cost.work import rank_work
+from cpkit.sizing.weights import load_weights
 from cpkit.step import StepPlan
 from cpkit.topology import Topology
 

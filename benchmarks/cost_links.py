@@ -19,8 +19,8 @@ from cpkit.model import load_model
 from cpkit.planner.collectives import DTYPE_BYTES, Collective
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.weights import load_weights
 from cpkit.topology import Topology
 
 RESULT = Path(__file__).parent / "results" / "cost_links.json"

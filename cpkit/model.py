@@ -134,8 +134,13 @@ def load_config(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
 
 
 def published_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The fields of a published config.json, or of a fact file that holds them under "config"; of its text model."""
-    return _section(_section(config, "config", name), "text_config", name)
+    """The fields of a published config.json, or of a fact file that holds them under "config"; of its text model.
+
+    What weights are stored in may be said once, for the whole model, beside its text model.
+    """
+    whole = _section(config, "config", name)
+    stored = {field: whole[field] for field in ("quantization_config", "torch_dtype", "dtype") if field in whole}
+    return stored | _section(whole, "text_config", name)
 
 
 def model_from_config(config: dict[str, Any], name: str) -> Model:

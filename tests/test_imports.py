@@ -35,7 +35,14 @@ FLOORS = (
 )
 """A room or file at the root of cpkit imports from lower floors alone."""
 
-SIZING_FLOORS = (("figures",), ("chips",), ("deployment",), ("rules",), ("memory", "cost"), ("verdict", "sweep"))
+SIZING_FLOORS = (
+    ("figures",),
+    ("chips", "weights"),
+    ("deployment",),
+    ("rules",),
+    ("memory", "cost"),
+    ("verdict", "sweep"),
+)
 """The same inside sizing."""
 
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

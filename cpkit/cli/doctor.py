@@ -1,12 +1,13 @@
 """`cpkit doctor`: does an engine take this deployment, why not, what is near, and how much fits."""
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import VIOLATED
 from cpkit.cli.launch_flags import in_our_words
 from cpkit.cli.launch_line import LaunchLine, read_launch_line
-from cpkit.cli.model_names import known_model
+from cpkit.cli.model_names import ending_bits, known_model
 from cpkit.cli.output import emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.errors import InputError
@@ -128,7 +129,10 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--weights-gib", type=positive_number, metavar="GIB", help="of one rank (default: estimated)")
     group.add_argument(
-        "--weight-dtype", choices=("bf16", "fp8", "fp4"), help="for the estimate (default: the config's)"
+        "--weight-bits",
+        type=whole_number,
+        metavar="N",
+        help="for the estimate: 16, 8 or 4 (default: the name's or the config's, or 8)",
     )
     group.add_argument(
         "--gpu-memory-utilization", dest="utilization", type=positive_number, metavar="SHARE", help="(default: 0.9)"
@@ -191,8 +195,13 @@ def read_deployment(
     name = known_model(written)
     told = [f"model {written} read as {name}"] if name != written else []
     told += [f"{text} (launch line)" for text in (line.read_as if line else ())]
+    bits = args.weight_bits
+    if bits is None and args.weights_gib is None and (bits := ending_bits(written)) is not None:
+        told.append(f"weights of {bits} bits, as the name {written} ends; --weight-bits says otherwise")
     model = load_model(name)
-    limits = _limits(args, settings, published_fields(*load_config(name)), model.max_model_len)
+    limits = replace(
+        _limits(args, settings, published_fields(*load_config(name)), model.max_model_len), weight_bits=bits
+    )
     engine = line.engine if line else args.engine or "cpkit"
     accelerator = chip(args.chip) if args.chip else None
     deployment, assumed = complete(engine, model, accelerator, settings)
@@ -212,7 +221,6 @@ def _limits(args: argparse.Namespace, settings: dict[str, Any], config: dict[str
         config=config,
         max_model_len=found.get("max_model_len", max_model_len),
         weights=None if args.weights_gib is None else Figure(args.weights_gib * GIB, "given", "--weights-gib"),
-        weight_dtype=args.weight_dtype,
         utilization=DEFAULT_UTILIZATION if share is None else Figure(share, "given", "a flag"),
         workspace_tokens=args.workspace_tokens,
         budget={name: found[name] for name in BUDGET if name in found},

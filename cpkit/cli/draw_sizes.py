@@ -31,7 +31,7 @@ def add_capacity(kinds: Any) -> Added:
     parser.add_argument("-tp", type=whole_number, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("-pcp", type=whole_number, default=1, metavar="N", help="(default: 1)")
     parser.add_argument("--weights-gib", type=positive_number, metavar="GIB", help="of one rank (default: estimated)")
-    parser.add_argument("--weight-dtype", choices=("bf16", "fp8", "fp4"), help="for the estimate (default: config's)")
+    parser.add_argument("--weight-bits", type=whole_number, metavar="N", help="16, 8 or 4 (default: config's, or 8)")
     parser.add_argument(
         "--max-model-len", type=whole_number, metavar="N", help="longest request (default: the model's)"
     )
@@ -94,7 +94,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def draw_capacity(args: argparse.Namespace) -> str:
     """Count what fits for each chip and dcp, and draw it."""
-    from cpkit.cli.model_names import known_model
+    from cpkit.cli.model_names import ending_bits, known_model
     from cpkit.report.pictures.capacity import draw_capacity, fits
     from cpkit.sizing.chips import chip
     from cpkit.sizing.figures import Figure
@@ -109,7 +109,7 @@ def draw_capacity(args: argparse.Namespace) -> str:
         config=published_fields(*load_config(name)),
         max_model_len=model.max_model_len if args.max_model_len is None else args.max_model_len,
         weights=None if args.weights_gib is None else Figure(args.weights_gib * (1 << 30), "given", "--weights-gib"),
-        weight_dtype=args.weight_dtype,
+        weight_bits=ending_bits(args.model) if args.weight_bits is None else args.weight_bits,
     )
     lines = [fits(model, args.engine, chip(one), limits, tp=args.tp, pcp=args.pcp) for one in names]
     return draw_capacity(lines, args.out)
@@ -121,7 +121,7 @@ def draw_ttft(args: argparse.Namespace) -> str:
     from cpkit.report.pictures.ttft import TtftSetting, draw_ttft, prefill_curve
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
-    from cpkit.sizing.cost.facts import load_weights
+    from cpkit.sizing.weights import load_weights
 
     model = load_model(args.model)
     contexts = tuple(sorted(set(args.contexts or CONTEXTS)))

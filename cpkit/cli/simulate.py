@@ -207,8 +207,8 @@ def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedCl
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
     from cpkit.sizing.cost.clock import PlannedClock
-    from cpkit.sizing.cost.facts import load_weights
     from cpkit.sizing.cost.model import CostModel
+    from cpkit.sizing.weights import load_weights
 
     weights = load_weights(args.model, settings.model, weight_bits=args.weight_bits)
     assumptions = Assumptions(overlap=args.overlap)

@@ -168,17 +168,14 @@ def read_setting(args: argparse.Namespace) -> "tuple[SweepSetting, Limits]":
     from cpkit.budget import default_budget
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
-    from cpkit.sizing.cost.facts import load_weights
     from cpkit.sizing.memory.deployment import Limits
     from cpkit.sizing.sweep.replay import SweepSetting
+    from cpkit.sizing.weights import load_weights
 
     model = load_model(args.model)
     longest = model.max_model_len if args.max_model_len is None else args.max_model_len
-    dtype = {None: None, 16: "bf16", 8: "fp8", 4: "fp4"}.get(args.weight_bits, "unknown")
-    if dtype == "unknown":
-        raise ConfigError(f"--weight-bits {args.weight_bits}: 16, 8 or 4")
     config = published_fields(*load_config(args.model))
-    limits = Limits(config, longest, weight_dtype=dtype, budget={"max_num_seqs": args.max_num_seqs})
+    limits = Limits(config, longest, weight_bits=args.weight_bits, budget={"max_num_seqs": args.max_num_seqs})
     setting = SweepSetting(
         model=model,
         weights=load_weights(args.model, model, weight_bits=args.weight_bits),

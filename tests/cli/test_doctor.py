@@ -11,6 +11,7 @@ import pytest
 
 import cpkit
 from cpkit.cli.main import main
+from cpkit.model import load_config, published_fields
 
 V32 = "--model deepseek-v3.2"
 
@@ -117,6 +118,31 @@ def test_what_the_planner_does_not_take_may_still_be_legal(capsys):
     assert code == 0 and "What each knob buys" not in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "told", "source"),
+    [
+        pytest.param("", True, "4-bit experts, 8-bit weights beside them", id="the-name's"),
+        pytest.param("--weight-bits 8", False, "8-bit weights", id="a-flag's"),
+        pytest.param("--weights-gib 60", False, "--weights-gib", id="stated"),
+    ],
+)
+def test_the_ending_of_a_name_is_what_weights_are_stored_in(capsys, flags, told, source):
+    _, out, _ = doctor(capsys, f"--model nvidia/GLM-5.2-NVFP4 -tp 8 -dcp 8 --chip b200 {flags} --json")
+    data = json.loads(out)
+    words = "weights of 4 bits, as the name nvidia/GLM-5.2-NVFP4 ends; --weight-bits says otherwise"
+    assert (words in data["assumed"]) == told
+    assert source in data["memory"]["weights"]["source"]
+
+
+def test_weights_stored_in_another_way_are_asked_for(capsys, tmp_path):
+    config = published_fields(*load_config("deepseek-v3.2")) | {"quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, out, _ = doctor(capsys, f"--model {tmp_path} -tp 8 -dcp 8 --chip h200")
+    assert "memory is not counted" in out and "quantization by 'awq'" in " ".join(out.split())
+    _, out, _ = doctor(capsys, f"--model {tmp_path} -tp 8 -dcp 8 --chip h200 --weight-bits 4")
+    assert "memory is not counted" not in out
+
+
 def test_json_holds_what_the_text_says(capsys):
     code, out, _ = doctor(capsys, f"{V32} --engine vllm -tp 8 -dcp 8 --chip h200 --json")
     data = json.loads(out)
@@ -136,6 +162,7 @@ def test_json_holds_what_the_text_says(capsys):
         pytest.param("", "no model: give --model, or a launch line behind --", id="no-model"),
         pytest.param("--model gpt", "unknown model 'gpt': use one of", id="model"),
         pytest.param(f"{V32} --chip a100", "unknown chip 'a100': use one of", id="chip"),
+        pytest.param(f"{V32} --chip h200 --weight-bits 5", "weights of 5 bits: 16, 8 or 4", id="weight-bits"),
         pytest.param(f"{V32} --engine trt", "invalid choice: 'trt'", id="engine"),
         pytest.param(f"{V32} -tp 0", "tp=0: every size is a whole number from 1", id="size"),
         pytest.param(f"{V32} --memory", "--memory needs a chip", id="memory-of-no-chip"),

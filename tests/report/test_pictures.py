@@ -25,12 +25,12 @@ from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
 from cpkit.sizing.cost.clock import PlannedClock
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.memory.deployment import Limits
 from cpkit.sizing.sweep.candidates import Candidate
 from cpkit.sizing.sweep.choice import Aim
 from cpkit.sizing.sweep.replay import Outcome
+from cpkit.sizing.weights import load_weights
 from cpkit.topology import Topology
 
 MODEL = load_model("deepseek-v3.2")

@@ -12,9 +12,9 @@ from cpkit.model import load_model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import Chip, chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.figures import Figure
+from cpkit.sizing.weights import load_weights
 from cpkit.topology import Topology
 
 BOUND = 0.15

@@ -16,8 +16,8 @@ from cpkit.simulate.pressure import Pressure
 from cpkit.simulate.result import ReplaySettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.clock import PlannedClock, QuickClock
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.weights import load_weights
 from cpkit.topology import Topology
 from cpkit.workload.request import Request, Trace
 from cpkit.workload.scheduler import Scheduler

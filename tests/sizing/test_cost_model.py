@@ -11,13 +11,13 @@ from cpkit.model import MODELS, load_config, load_model, published_fields
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.cost.step import STAGE_OF, STAGES
 from cpkit.sizing.cost.tables import Curve, KernelTable
 from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.figures import KINDS
+from cpkit.sizing.weights import load_weights
 from cpkit.topology import Topology
 
 PREFILL = Batch.from_lens([9000, 700], [3000, 700], [9000, 700])
@@ -73,7 +73,8 @@ def test_weights_add_up_to_the_published_sizes(name, billions, active):
         layer.num_layers * (each.replicated + each.queries + each.output)
         for layer, each in zip(model.layers, weights.attention, strict=True)
     )
-    plain = attention + weights.num_dense * weights.dense + weights.num_moe * weights.shared + 2 * weights.head
+    plain = attention + weights.num_dense * weights.dense + 2 * weights.head
+    plain += weights.num_moe * (weights.shared + weights.router)
     total = plain + weights.num_moe * weights.num_experts * weights.expert
     used = plain + weights.num_moe * weights.active * weights.expert
     assert total / 1e9 == pytest.approx(billions, rel=0.01)

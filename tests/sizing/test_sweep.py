@@ -17,12 +17,12 @@ from cpkit.cli.sweep import gpu_counts
 from cpkit.errors import ConfigError, InputError
 from cpkit.model import load_config, load_model, published_fields
 from cpkit.sizing.chips import chip
-from cpkit.sizing.cost.facts import load_weights
 from cpkit.sizing.memory.deployment import Limits
 from cpkit.sizing.sweep.candidates import Candidate, Choices, candidates, sort_out
 from cpkit.sizing.sweep.choice import Aim, choose
 from cpkit.sizing.sweep.replay import Outcome, SweepSetting, share_of
 from cpkit.sizing.sweep.run import Results, run_sweep, screen
+from cpkit.sizing.weights import load_weights
 from cpkit.workload.request import Request, Trace
 
 NAME = "deepseek-v3.2"

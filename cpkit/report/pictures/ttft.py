@@ -19,8 +19,8 @@ from cpkit.report.pictures.canvas import COLOURS, DASHES, MARKERS, sheet, token_
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.facts import ModelWeights
 from cpkit.sizing.cost.model import CostModel
+from cpkit.sizing.weights import ModelWeights
 from cpkit.topology import Topology
 
 

@@ -14,13 +14,13 @@ from cpkit.model import Model
 from cpkit.planner.collectives import Collective
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.facts import ModelWeights
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.links import Links
 from cpkit.sizing.cost.stages import RankStages
 from cpkit.sizing.cost.step import STAGE_OF, STAGES, CollectiveCost, LayerCost, StageCost, StepCost
 from cpkit.sizing.cost.work import RankWork, rank_work
 from cpkit.sizing.figures import Figure
+from cpkit.sizing.weights import ModelWeights
 from cpkit.step import StepPlan
 from cpkit.topology import Topology
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from cpkit.layers import Layer
-from cpkit.sizing.cost.facts import ModelWeights
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.work import RankWork, RatioWork, attended_keys
 from cpkit.sizing.figures import Figure
+from cpkit.sizing.weights import HEAD_BYTES, ModelWeights
 from cpkit.step import StepPlan
 
 BF16_ROW_BYTES = 1152
@@ -65,7 +65,7 @@ class RankStages:
         batch, topology = self.plan.batch, self.plan.topology
         restored = batch.num_tokens * self.plan.model.hidden_size * 4 if topology.pcp > 1 else 0
         rows, head = batch.num_reqs, self.weights.head / topology.tp
-        head_s = self.kernels.product(2 * rows * head, 2 * head, self.kernels.assumptions.gemm_share, "bf16")
+        head_s = self.kernels.product(2 * rows * head, HEAD_BYTES * head, self.kernels.assumptions.gemm_share, "bf16")
         return {
             "restore": self._roofline(head_s + (self.kernels.copy(restored) if restored else 0.0)),
             "step": Figure(self.kernels.assumptions.step_s, "assumed", "scheduling and launching"),
@@ -186,7 +186,7 @@ class RankStages:
         num_bytes = touched * weights.expert * weights.expert_bytes.value
         dtype = "fp4" if weights.expert_bytes.value < 1 else "fp8" if weights.expert_bytes.value == 1 else "bf16"
         routed = self.kernels.product(flops, num_bytes, assumed.expert_share, dtype, launches=4)
-        return routed + self._product(weights.shared / topology.tp, launches=2)
+        return routed + self._product(weights.shared / topology.tp + weights.router, launches=2)
 
     def _product(self, weights: float, launches: int) -> float:
         """Products of all the rank's tokens with so many weights."""

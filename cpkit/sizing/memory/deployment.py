@@ -14,6 +14,7 @@ from cpkit.sizing.figures import Figure
 from cpkit.sizing.memory.plan import Memory, MemorySettings, plan_memory
 from cpkit.sizing.memory.weights import estimate_weights
 from cpkit.sizing.rules.engines import broken_rules
+from cpkit.sizing.weights import check_bits
 from cpkit.topology import legal_dcp_sizes
 
 DEFAULT_UTILIZATION = Figure(0.9, "assumed", "the engines' usual share, see --gpu-memory-utilization")
@@ -26,14 +27,14 @@ class Limits:
     """What decides memory beside the deployment. Raises ConfigError for values out of range.
 
     config: the model's published fields, for the estimate of weights. weights: bytes of one rank, None to estimate
-    them in weight_dtype. workspace_tokens: None for WORKSPACE_MODEL_LENS longest requests. budget: Budget's other
-    fields where they are not its defaults.
+    them. weight_bits: for the estimate, 16, 8 or 4; None: the config's. workspace_tokens: None for
+    WORKSPACE_MODEL_LENS longest requests. budget: Budget's other fields where they are not its defaults.
     """
 
     config: dict[str, Any]
     max_model_len: int
     weights: Figure | None = None
-    weight_dtype: str | None = None
+    weight_bits: int | None = None
     utilization: Figure = DEFAULT_UTILIZATION
     workspace_tokens: int | None = None
     budget: dict[str, int] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Limits:
             raise ConfigError(f"max_model_len={self.max_model_len}: it is a whole number from 1 to 2^40")
         if not 0 < self.utilization.value <= 1:
             raise ConfigError(f"utilization {self.utilization.value:g}: a share of the memory is above 0, at most 1")
+        check_bits(self.weight_bits)
         self.step_budget()
 
     def step_budget(self) -> Budget:
@@ -78,7 +80,7 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
     model.check_merge(topology)
     weights = limits.weights
     if weights is None:
-        weights = estimate_weights(limits.config, model.name, topology, limits.weight_dtype)
+        weights = estimate_weights(limits.config, model, topology, limits.weight_bits)
     return MemorySettings(
         model=model,
         topology=topology,

@@ -13,9 +13,9 @@ from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
 from cpkit.sizing.cost.clock import QuickClock
-from cpkit.sizing.cost.facts import ModelWeights
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.sweep.candidates import Candidate
+from cpkit.sizing.weights import ModelWeights
 from cpkit.topology import Topology
 from cpkit.workload.request import Request, Trace
 from cpkit.workload.scheduler import Scheduler

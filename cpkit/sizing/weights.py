@@ -1,11 +1,18 @@
-"""Weights of a model by what is done with them, counted from its config: the part of a layer that no plan describes.
+"""Weights of a model, counted from its config: who holds them, what is done with them, and the bytes of one.
 
-    replicated    applied by every TP rank to all its tokens: down-projections, the indexer's, norms left out
-    split         attention heads over TP: up-projections, absorbed key and value projections, output
-    dense, expert feed-forward weights; experts lie over all ranks of a replica, a dense or shared part over TP
+    replicated      applied by every TP rank to all its tokens: down-projections, the indexer's; the router
+    queries, output attention heads, over TP: up-projections, absorbed key and value projections, output
+    dense, expert   feed-forward weights; experts lie over all ranks of a replica, a dense or shared part over TP
 
 V3.2 and GLM (one latent, absorbed heads), per layer and head:  q_lora x (nope + rope) + nope x latent + latent x v +
 v x hidden. V4 (K = V, no absorption):  q_lora x head + head x o_lora, and one o_groups x o_lora x hidden for all.
+Linear layers (KDA):  q, k, v and output are hidden x heads; decay and output gate pass through one head's width.
+Norms, biases, convolutions, scales of blocks and draft layers are left out: below 1 per cent but for the draft layer.
+
+weight bits     experts         the rest        embedding and output head
+16              bf16            bf16            bf16
+8               fp8             fp8             bf16
+4               fp4 and scales  fp8             bf16
 """
 
 from collections.abc import Mapping
@@ -20,6 +27,16 @@ from cpkit.sizing.figures import Figure
 
 FP4_BYTES = 0.5625
 """Bytes of an fp4 weight with its share of an 8-bit scale for 16 values."""
+
+HEAD_BYTES = 2
+"""Bytes of a weight of the embedding and the output head, which stay bf16."""
+
+GIVEN = {
+    16: (2.0, 2.0, "16-bit weights"),
+    8: (1.0, 1.0, "8-bit weights"),
+    4: (1.0, FP4_BYTES, "4-bit experts, 8-bit weights beside them"),
+}
+"""By weight bits: bytes of a weight, bytes of an expert's, and both in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +57,8 @@ class ModelWeights:
 
     attention: by kind of layer, in model.layers' order. num_dense, num_moe: layers with a dense feed-forward and with
     experts. dense: weights of one dense feed-forward. expert: of one expert. num_experts, active: routed experts of a
-    layer and how many a token takes. shared: of the part every token takes, the router included. head: of the output
-    head, and again of the embedding. streams: residual rows a token carries (hyper-connections). weight_bytes,
+    layer and how many a token takes. shared: of the experts every token takes. router: on every rank. head: of the
+    output head, and again of the embedding. streams: residual rows a token carries (hyper-connections). weight_bytes,
     expert_bytes: bytes of one weight.
     """
 
@@ -53,6 +70,7 @@ class ModelWeights:
     num_experts: int
     active: int
     shared: int
+    router: int
     head: int
     streams: int
     weight_bytes: Figure
@@ -60,15 +78,24 @@ class ModelWeights:
 
 
 def load_weights(name_or_path: str | Path, model: Model, *, weight_bits: int | None = None) -> ModelWeights:
-    """Weights of a shipped model, or of a config.json, whose Model was read from the same place.
+    """Weights of a shipped model, or of a config.json, whose Model was read from the same place; see count_weights."""
+    return count_weights(published_fields(*load_config(name_or_path)), model, weight_bits=weight_bits)
 
-    Raises ConfigError for a field that is missing, and for weights quantized otherwise than to fp8 where weight_bits
-    does not say to what.
-    weight_bits: of experts' weights, and where at least 8 of all: 16, 8 or 4; None: as the config says, else 8.
-    """
-    facts = published_fields(*load_config(name_or_path))
-    if weight_bits not in (None, 4, 8, 16):
+
+def check_bits(weight_bits: int | None) -> None:
+    """Refuse bits of a weight that the table above does not have; raises ConfigError."""
+    if weight_bits not in (None, *GIVEN):
         raise ConfigError(f"weights of {weight_bits} bits: 16, 8 or 4")
+
+
+def count_weights(facts: Mapping[str, Any], model: Model, *, weight_bits: int | None = None) -> ModelWeights:
+    """Weights counted from the published fields of the model's config.
+
+    Raises ConfigError for a field that is missing, and for weights quantized in a way that is not known here where
+    weight_bits does not say to what.
+    weight_bits: 16, 8 or 4, as the table above has them; None: as the config says, fp8 where it says nothing.
+    """
+    check_bits(weight_bits)
     hidden = model.hidden_size
     num_experts = _number(facts, "n_routed_experts", 0)
     first_dense = min(_number(facts, "first_k_dense_replace", 0), model.num_layers)
@@ -83,7 +110,8 @@ def load_weights(name_or_path: str | Path, model: Model, *, weight_bits: int | N
         expert=3 * hidden * inner,
         num_experts=num_experts,
         active=_number(facts, "num_experts_per_tok") if num_experts else 0,
-        shared=_number(facts, "n_shared_experts", 0) * 3 * hidden * inner + hidden * num_experts,
+        shared=_number(facts, "n_shared_experts", 0) * 3 * hidden * inner,
+        router=hidden * num_experts,
         head=hidden * _number(facts, "vocab_size"),
         streams=_number(facts, "hc_mult", 1),
         weight_bytes=weight,
@@ -93,8 +121,13 @@ def load_weights(name_or_path: str | Path, model: Model, *, weight_bits: int | N
 
 def _attention(layer: Layer, facts: Mapping[str, Any], hidden: int, heads: int) -> AttentionWeights:
     if layer.kind == "linear":
-        each = hidden * _number(facts, "linear_num_heads") * _number(facts, "linear_head_dim")
-        return AttentionWeights(0, 3 * each, each)
+        num_heads, dim = _number(facts, "linear_num_heads"), _number(facts, "linear_head_dim")
+        wide = num_heads * dim
+        return AttentionWeights(
+            replicated=2 * hidden * dim,
+            queries=3 * hidden * wide + 2 * dim * wide + hidden * num_heads,
+            output=wide * hidden,
+        )
     q_lora = _number(facts, "q_lora_rank", hidden)
     index = _index(layer, q_lora, hidden)
     if "kv_lora_rank" in facts:
@@ -130,18 +163,35 @@ def _index(layer: Layer, q_lora: int, hidden: int) -> int:
 def _weight_bytes(facts: Mapping[str, Any], weight_bits: int | None) -> tuple[Figure, Figure]:
     """Bytes of one weight, of all and of experts."""
     if weight_bits is not None:
-        all_of_them = Figure(max(weight_bits, 8) / 8, "given", f"{weight_bits}-bit weights")
-        return all_of_them, Figure(FP4_BYTES if weight_bits == 4 else weight_bits / 8, "given", all_of_them.source)
+        plain, expert, words = GIVEN[weight_bits]
+        return Figure(plain, "given", words), Figure(expert, "given", words)
+    plain_bytes = _plain_bytes(facts)
+    expert_dtype = facts.get("expert_dtype")
+    if expert_dtype is None:
+        return plain_bytes, plain_bytes
+    if expert_dtype != "fp4":
+        raise _not_known(f"expert_dtype={expert_dtype!r}")
+    return plain_bytes, Figure(FP4_BYTES, "counted", "experts fp4 in the config")
+
+
+def _plain_bytes(facts: Mapping[str, Any]) -> Figure:
+    """Bytes of one weight beside experts' as the config says it: its quantization, else its dtype."""
     quantized = facts.get("quantization_config")
-    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-    if method not in (None, "fp8"):
-        raise ConfigError(f"quantization by {method!r} in the config: give --weight-bits 16, 8 or 4")
-    plain = Figure(
-        1.0, *(("counted", "fp8 in the config") if method else ("assumed", "served in fp8, the usual choice"))
-    )
-    if facts.get("expert_dtype") == "fp4":
-        return plain, Figure(FP4_BYTES, "counted", "expert_dtype fp4 in the config")
-    return plain, plain
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        if method != "fp8":
+            raise _not_known(f"quantization by {method!r}")
+        return Figure(1.0, "counted", "fp8 in the config")
+    dtype = facts.get("dtype", facts.get("torch_dtype"))
+    if dtype is None:
+        return Figure(1.0, "assumed", "served in fp8, the usual choice")
+    if dtype not in ("bfloat16", "float16"):
+        raise _not_known(f"dtype {dtype!r}")
+    return Figure(2.0, "counted", f"{dtype} in the config")
+
+
+def _not_known(what: str) -> ConfigError:
+    return ConfigError(f"{what} in the config: bytes of its weights are not known here; give --weight-bits 16, 8 or 4")
 
 
 def _number(facts: Mapping[str, Any], field: str, default: int | None = None) -> int:
