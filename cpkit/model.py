@@ -20,7 +20,7 @@ from typing import Any
 from cpkit.errors import ConfigError, InputError
 from cpkit.hf_config import read_layers
 from cpkit.layers import Layer
-from cpkit.topology import Topology
+from cpkit.topology import Topology, gathered_heads
 
 MODELS = (
     "deepseek-v3.2",
@@ -100,7 +100,8 @@ class Model:
         """Refuse a world in which the heads of partial outputs do not divide over the ranks; raises ConfigError."""
         if topology.dcp == 1 or not self.slot_ratios:
             return
-        heads = self.num_heads // topology.tp if topology.dcp == topology.pcp else self.num_heads
+        own = self.num_heads // topology.tp
+        heads = gathered_heads(own, tp=topology.tp, pcp=topology.pcp, dcp=topology.dcp)
         if heads % topology.dcp:
             raise ConfigError(
                 f"{self.name}: {heads} heads cannot be scattered over dcp={topology.dcp} when partial outputs are "

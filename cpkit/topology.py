@@ -145,3 +145,14 @@ def legal_dcp_sizes(tp: int, pcp: int) -> list[int]:
     if pcp == 1:
         return [size for size in range(1, tp + 1) if tp % size == 0]
     return sorted({1, pcp, tp * pcp})
+
+
+def gathered_heads(own: int, *, tp: int, pcp: int, dcp: int) -> int:
+    """Heads that a rank attends its shard of keys with: those of all TP ranks of its DCP group, each with `own`.
+
+    tp = 2, 8 heads a TP rank      pcp = 1, dcp = 2: both TP ranks, 16      pcp = 4, dcp = 4: its own, 8
+                                   dcp = 1: its own, 8                      pcp = 4, dcp = 8: both TP ranks, 16
+    """
+    if dcp == 1 or (pcp > 1 and dcp == pcp):
+        return own
+    return own * (dcp if pcp == 1 else tp)

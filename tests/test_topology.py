@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpkit.errors import ConfigError
-from cpkit.topology import GROUPS, Coords, Topology, legal_dcp_sizes
+from cpkit.topology import GROUPS, Coords, Topology, gathered_heads, legal_dcp_sizes
 
 
 def as_lists(groups):
@@ -94,6 +94,16 @@ def test_legal_dcp_sizes(tp, pcp, sizes):
         else:
             with pytest.raises(ConfigError, match=rf"dcp={dcp} with tp={tp} pcp={pcp}.*one of \[1"):
                 Topology(tp=tp, pcp=pcp, dcp=dcp)
+
+
+@pytest.mark.parametrize(("tp", "pcp"), [(1, 1), (1, 4), (2, 1), (6, 1), (2, 2), (2, 3), (4, 2)])
+@pytest.mark.parametrize("own", [1, 3, 16])
+def test_heads_that_the_ranks_of_a_dcp_group_hold_together(tp, pcp, own):
+    for dcp in legal_dcp_sizes(tp, pcp):
+        topology = Topology(tp=tp, pcp=pcp, dcp=dcp)
+        for group in topology.groups("dcp"):
+            held = {own * topology.coords(rank).tp + head for rank in group for head in range(own)}
+            assert gathered_heads(own, tp=tp, pcp=pcp, dcp=dcp) == len(held)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from cpkit.layers import Layer
 from cpkit.model import Model
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.gather import GatherPlan
-from cpkit.topology import Topology
+from cpkit.topology import Topology, gathered_heads
 
 MERGES = ("ag_rs", "a2a")
 DTYPE_BYTES = {"uint8": 1, "bfloat16": 2, "float32": 4, "int64": 8}
@@ -183,11 +183,7 @@ def _candidates(topk: int, layer: Layer, shape: StepShape, topology: Topology) -
 
 def _merge(layer: Layer, rows: int, topology: Topology, num_heads: int, merge: str) -> Iterator[Collective]:
     """Partial outputs over shards become whole outputs of each rank's own heads."""
-    own = num_heads // topology.tp
-    if topology.pcp == 1:
-        heads = own * topology.dcp
-    else:
-        heads = own if topology.dcp == topology.pcp else num_heads
+    heads = gathered_heads(num_heads // topology.tp, tp=topology.tp, pcp=topology.pcp, dcp=topology.dcp)
     if merge == "ag_rs":
         yield Collective("all_gather", "dcp", "lse", "float32", rows * heads)
         yield Collective("reduce_scatter", "dcp", "outputs", "float32", rows * heads * layer.value_dim)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cpkit.errors import ConfigError
 from cpkit.model import Model
 from cpkit.sizing.chips import Chip
-from cpkit.topology import Topology
+from cpkit.topology import Topology, gathered_heads
 
 ENGINES = {"vllm": "vllm 0.33.0", "sglang": "sglang 0.5.23", "cpkit": "cpkit"}
 """Engines and the versions whose rules are known."""
@@ -133,9 +133,7 @@ class Deployment:
     @property
     def gathered_heads(self) -> int:
         """Heads that a rank scores its shard of keys with."""
-        if self.pcp == 1:
-            return self.local_heads * self.dcp
-        return self.local_heads if self.dcp == self.pcp else self.local_heads * self.tp
+        return gathered_heads(self.local_heads, tp=self.head_ranks, pcp=self.pcp, dcp=self.dcp)
 
     @property
     def local_kernel_heads(self) -> int:

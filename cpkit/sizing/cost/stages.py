@@ -8,6 +8,7 @@ from cpkit.sizing.cost.work import RankWork, RatioWork, attended_keys
 from cpkit.sizing.figures import Figure
 from cpkit.sizing.weights import HEAD_BYTES, ModelWeights
 from cpkit.step import StepPlan
+from cpkit.topology import gathered_heads
 
 BF16_ROW_BYTES = 1152
 """A latent row of 576 values that a prefill kernel reads, made from the cache's fp8."""
@@ -156,10 +157,7 @@ class RankStages:
     def merged_heads(self) -> int:
         """Heads that a shard is attended with."""
         topology, heads = self.plan.topology, self.plan.model.num_heads
-        own = heads // topology.tp
-        if topology.pcp == 1:
-            return own * topology.dcp
-        return own if topology.dcp == topology.pcp else heads
+        return gathered_heads(heads // topology.tp, tp=topology.tp, pcp=topology.pcp, dcp=topology.dcp)
 
     def output(self, number: int) -> Figure:
         """Output projection of the rank's heads."""

@@ -1,6 +1,5 @@
 """What cpkit itself refuses; the nouns refuse the same when they are made."""
 
-from cpkit.sizing.deployment import Deployment
 from cpkit.sizing.rules.rule import Note, Rule
 from cpkit.topology import MAX_WORLD, legal_dcp_sizes
 
@@ -8,11 +7,6 @@ RUNS = ("dsa", "c4a", "c128a", "swa")
 """Kinds of layers that `cpkit run` executes; others are planned alone."""
 
 WORLD = ("tp", "pcp", "dcp")
-
-
-def _merged_heads(d: Deployment) -> int:
-    """Heads of the partial outputs that are scattered over a DCP group."""
-    return d.local_heads if d.dcp == d.pcp else d.model.num_heads
 
 
 RULES = (
@@ -72,7 +66,7 @@ RULES = (
         "heads of partial outputs cannot be scattered over dcp={d.dcp}: they are {d.model.num_heads} in all, "
         "{d.local_heads} a TP rank",
         "model.py",
-        lambda d: d.dcp > 1 and bool(d.model.slot_ratios) and _merged_heads(d) % d.dcp > 0,
+        lambda d: d.dcp > 1 and bool(d.model.slot_ratios) and d.gathered_heads % d.dcp > 0,
         "a dcp that divides the heads",
         WORLD,
     ),
