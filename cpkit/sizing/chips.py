@@ -1,7 +1,7 @@
-"""Accelerators as sizes and costs see them: memory, peaks, links, latencies, each with its source.
+"""Accelerators as sizes and costs see them: memory, peaks, links, each with its source.
 
-chip("h200").hbm_bytes                          Figure(1.41e+11, "hardware", "ml-engineering ...")
-chip("h200").latency_us["all_gather", 8]        Figure(12.19, "measured", "aiconfigurator NCCL ...")
+chip("h200").hbm_bytes               Figure(1.41e+11, "hardware", "ml-engineering ...")
+chip("h200").peak_flops["fp8"]       Figure(1.979e+15, "hardware", "ml-engineering ...")
 """
 
 import json
@@ -14,23 +14,15 @@ from typing import Any
 from cpkit.errors import ConfigError
 from cpkit.sizing.figures import Figure
 
-UNITS = {"tflops": 1e12, "tb_s": 1e12, "gb_s": 1e9}
-"""What the unit in a fact's name stands for; GB and TB are decimal."""
-
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One accelerator. Bytes and flops are plain numbers, not GB or TFLOP; rates are per second.
+    """One accelerator. Bytes and flops are plain numbers, not GB or TFLOP (decimal); rates are per second.
 
     name: as the command line takes it; label: the vendor's; arch: sm_90, gfx942 and the like.
     peak_flops: dense, by dtype (bf16, fp8, fp4); a dtype that the chip lacks is absent.
     gpus_per_domain: GPUs that its link (NVLink, xGMI) joins. link_bytes: one GPU to all others of the domain, one
-    direction; peer_bytes: one GPU to one other. network_bytes: one GPU out of its host, one direction.
-    latency_us: of a collective that carries next to nothing, by (operation, ranks of one host); empty where none was
-    measured. network_latency_us: one message between hosts.
-    achieved: the best that was measured, by name: bf16_gemm and fp8_gemm in flops, hbm_copy, peer_copy_one_way and
-    peer_copy_duplex in bytes.
-    num_sms: None where it is not recorded.
+    direction. network_bytes: one GPU out of its host, one direction. network_latency_us: one message between hosts.
     """
 
     name: str
@@ -41,12 +33,8 @@ class Chip:
     peak_flops: Mapping[str, Figure] = field(hash=False)
     gpus_per_domain: Figure
     link_bytes: Figure
-    peer_bytes: Figure
     network_bytes: Figure
-    latency_us: Mapping[tuple[str, int], Figure] = field(hash=False)
     network_latency_us: Figure
-    achieved: Mapping[str, Figure] = field(hash=False)
-    num_sms: Figure | None
 
     @property
     def is_nvidia(self) -> bool:
@@ -78,7 +66,6 @@ def chip(name: str) -> Chip:
         raise ConfigError(f"unknown chip {name!r}: use one of {', '.join(chip_names())}")
     link = entry["link"]
     peaks = entry["dense_tflops"].items()
-    small = entry.get("small_message_us", {"value": {}, "source": ""})
     return Chip(
         name=name.lower(),
         label=entry["name"],
@@ -88,24 +75,9 @@ def chip(name: str) -> Chip:
         peak_flops={dtype: _figure(fact, 1e12) for dtype, fact in peaks if fact["value"] is not None},
         gpus_per_domain=_figure(link["gpus_per_domain"]),
         link_bytes=_figure(link["link_gb_s_per_direction"], 1e9),
-        peer_bytes=_figure(link["peer_gb_s_per_direction"], 1e9),
         network_bytes=_figure(entry["nic_gb_s_per_direction"], 1e9),
-        latency_us={
-            (op, int(ranks)): Figure(us, "measured", small["source"])
-            for op, by_ranks in small["value"].items()
-            for ranks, us in by_ranks.items()
-        },
         network_latency_us=_figure(facts["network_latency_us"]),
-        achieved=dict(_achieved(name, fact) for name, fact in entry["achieved"].items()),
-        num_sms=_figure(entry["sms"]) if "sms" in entry else None,
     )
-
-
-def _achieved(name: str, fact: dict[str, Any]) -> tuple[str, Figure]:
-    """bf16_gemm_tflops -> bf16_gemm, in flops."""
-    unit = next(unit for unit in UNITS if f"_{unit}" in name)
-    figure = Figure(fact["value"] * UNITS[unit], "measured", fact["source"])
-    return name.replace(f"_{unit}", ""), figure
 
 
 def _figure(fact: dict[str, Any], scale: float = 1) -> Figure:

@@ -43,10 +43,6 @@ def test_units_are_plain():
     assert h200.hbm_bandwidth.value == 48 * 10**11
     assert h200.peak_flops["fp8"].value == 1979 * 10**12
     assert h200.link_bytes.value == 450 * 10**9 and h200.network_bytes.value == 50 * 10**9
-    assert h200.latency_us["all_gather", 8].value == 12.19
-    assert h200.achieved["hbm_copy"].value == 43 * 10**11
-    assert h200.achieved["peer_copy_one_way"].value == 3964 * 10**8
-    assert h200.achieved["bf16_gemm"].value == 769 * 10**12
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,6 @@ def test_families(name, family):
 
 def test_what_a_chip_lacks_is_absent():
     assert "fp4" not in chip("h200").peak_flops and "fp4" in chip("b200").peak_flops
-    assert not chip("mi300x").latency_us and chip("mi300x").num_sms is None
     assert "low certainty" in chip("mi300x").network_bytes.source
 
 

@@ -92,6 +92,8 @@ def test_a_chip_without_tables_is_latency_and_bandwidth():
     received = (1 << 30) * 7 / 8
     assert figure.kind == "hardware"
     assert figure.value == pytest.approx(received / (448e9 * LINK_SHARE), rel=0.01)
+    small = collective_seconds(chip("mi300x"), "all_gather", Span(8, 1), 512)
+    assert small.kind == "assumed" and "an assumed 10 us" in small.source
 
 
 def test_groups_span_the_hosts_that_their_ranks_lie_on():
