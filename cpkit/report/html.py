@@ -10,7 +10,7 @@ from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.html_levels import Levels
 from cpkit.report.html_svg import bars, columns, distribution, levels
 from cpkit.report.simulate_report import BALANCE_NAMES, PEAKS_HEADER, peaks_rows
-from cpkit.report.table import count, micros, plural, share, size
+from cpkit.report.table import count, every, micros, plural, share, size
 from cpkit.report.words import merge_text, partition_text, sizes_text
 from cpkit.simulate.cost import ReplayCost
 from cpkit.simulate.result import Simulation, quantiles
@@ -207,10 +207,10 @@ def _plans(simulation: Simulation) -> Iterator[str]:
             table(["", "calls", "bytes"], rows),
             note("What one rank puts in, all steps and layers; counted from the plans."),
         )
-    one, every = simulation.planner_us, simulation.planner_all_us
+    one, ranks = simulation.planner_us, simulation.planner_all_us
     planner = [
         ["one rank", micros(one.p50), micros(one.p99)],
-        [f"all {simulation.num_ranks:,} ranks", micros(every.p50), micros(every.p99)],
+        [every(simulation.num_ranks, "rank"), micros(ranks.p50), micros(ranks.p99)],
     ]
     yield section("Planner, time a step", table(["", "p50", "p99"], planner), note("Measured here."))
 

@@ -2,7 +2,7 @@
 
 from cpkit.promises.violation import RULES
 from cpkit.report.cost_report import cost_report
-from cpkit.report.table import count, indent, micros, plural, share, size, table
+from cpkit.report.table import count, every, indent, micros, plural, share, size, table
 from cpkit.report.words import merge_text, partition_text, sizes_text, stages_text
 from cpkit.simulate.result import Quantiles, Simulation
 
@@ -41,16 +41,16 @@ def _setting(simulation: Simulation, pool_source: str) -> list[str]:
     settings, replay = simulation.settings, simulation.replay
     topology, budget = settings.topology, settings.budget
     replicas = f" (this trace on one of {topology.dp} replicas)" if topology.dp > 1 else ""
-    drafts = f", {budget.num_speculative_tokens} draft tokens" if budget.num_speculative_tokens else ""
+    drafts = f", {plural(budget.num_speculative_tokens, 'draft token')}" if budget.num_speculative_tokens else ""
     partition, merge = partition_text(settings.partition, topology), merge_text(settings.merge, topology)
-    pool = f"KV pool   {replay.num_kv_blocks:,} blocks of {topology.virtual_block:,} tokens (block x dcp); "
+    pool = f"KV pool   {replay.num_kv_blocks:,} blocks of {plural(topology.virtual_block, 'token')} (block x dcp); "
     lines = [
         f"Trace     {simulation.trace.name} ({simulation.trace.format}), seed {replay.seed}",
         f"World     {settings.model.name}, {sizes_text(topology)}: {plural(simulation.num_ranks, 'rank')}{replicas}; "
         f"interleave {topology.interleave}, block {topology.block_size}",
         f"Choices   partition {partition}, merge {merge}",
-        f"Limits    {budget.max_num_batched_tokens:,} tokens and {budget.max_num_seqs:,} requests a step{drafts}, "
-        f"{replay.max_model_len:,} tokens a request",
+        f"Limits    {plural(budget.max_num_batched_tokens, 'token')} and {plural(budget.max_num_seqs, 'request')} "
+        f"a step{drafts}, {plural(replay.max_model_len, 'token')} a request",
         *([pool + pool_source] if len(pool + pool_source) <= LINE else [pool.rstrip("; "), f"          {pool_source}"]),
     ]
     return lines + [f"Note      {note}" for note in simulation.trace.notes]
@@ -88,9 +88,8 @@ def _seconds(quantiles: Quantiles) -> str:
 def _promises(simulation: Simulation) -> list[str]:
     if not simulation.num_checked:
         return ["Promises  not checked"]
-    checked = (
-        f"{simulation.num_checked:,} of {simulation.num_steps:,} steps checked on all {simulation.num_ranks:,} ranks"
-    )
+    of = plural(simulation.num_steps, "step")
+    checked = f"{simulation.num_checked:,} of {of} checked on {every(simulation.num_ranks, 'rank')}"
     lines = [
         f"Promises  {plural(simulation.num_violations, 'violation')}; {checked}",
     ]
@@ -157,10 +156,10 @@ def _peaks(simulation: Simulation) -> list[str]:
 
 
 def _planner(simulation: Simulation) -> list[str]:
-    one, every = simulation.planner_us, simulation.planner_all_us
+    one, ranks = simulation.planner_us, simulation.planner_all_us
     rows = [
         ["one rank", micros(one.p50), micros(one.p99)],
-        [f"all {simulation.num_ranks:,} ranks", micros(every.p50), micros(every.p99)],
+        [every(simulation.num_ranks, "rank"), micros(ranks.p50), micros(ranks.p99)],
     ]
     rate = simulation.num_steps / simulation.wall_s if simulation.wall_s else 0.0
     took = f"  the whole replay took {simulation.wall_s:,.1f} s ({rate:,.{int(rate < 10)}f} steps/s)"

@@ -71,3 +71,8 @@ def share(part: float, whole: float) -> str:
 def plural(number: int, noun: str) -> str:
     """1 step, 2,000 steps."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def every(number: int, noun: str) -> str:
+    """all 2,000 steps; of one: the one step."""
+    return f"{'the one' if number == 1 else f'all {number:,}'} {noun}{'' if number == 1 else 's'}"

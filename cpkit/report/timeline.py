@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import cpkit
 from cpkit.errors import ConfigError
+from cpkit.report.table import every
 from cpkit.report.timeline_layout import FoldedLayers, Placed, fold_layers
 from cpkit.settings import StepSettings
 from cpkit.sizing.cost.clock import PlannedClock
@@ -221,9 +222,9 @@ def micros(ns: int) -> float:
 def timeline_text(timeline: Timeline, settings: StepSettings, num_steps: int) -> str:
     """What was written, for the report; num_steps: of the replay."""
     drawn, of = len(timeline.ranks), settings.topology.replica_size
-    ranks = f"all {of} ranks" if drawn == of else f"ranks {', '.join(map(str, timeline.ranks))} of {of}"
+    ranks = every(of, "rank") if drawn == of else f"ranks {', '.join(map(str, timeline.ranks))} of {of}"
     more = "; --timeline-ranks draws others" if drawn < of else ""
     steps = f"the first {timeline.num_steps:,} of {num_steps:,} steps (--timeline-steps)"
     if timeline.num_steps == num_steps:
-        steps = f"all {num_steps:,} steps"
+        steps = every(num_steps, "step")
     return f"Timeline  {timeline.path}: {steps}, {ranks}{more}; open it in Perfetto"

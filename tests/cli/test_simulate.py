@@ -61,6 +61,16 @@ def test_the_report(capsys, trace):
     assert max(map(len, out.splitlines())) <= 125
 
 
+def test_one_is_not_spelled_as_many(capsys, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,1\n")
+    flags = ["--num-kv-blocks", "9", "--num-speculative-tokens", "1", "--max-num-seqs", "1"]
+    assert main(["simulate", str(trace), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 step checked on the one rank" in out and "1 draft token," in out and "1 request a step" in out
+    assert not re.search(r"\b1 (steps|ranks|tokens|requests)\b", out)
+
+
 def test_the_json(capsys, trace, tmp_path):
     data = figures(capsys, trace, *WORLD)
     assert data.keys() >= JSON_KEYS

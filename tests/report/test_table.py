@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpkit.report.table import count, indent, micros, plural, share, shorten, size, table
+from cpkit.report.table import count, every, indent, micros, plural, share, shorten, size, table
 
 
 def test_table():
@@ -51,6 +51,7 @@ def test_micros(us, text):
 def test_count_and_plural():
     assert count(1234567) == "1,234,567"
     assert [plural(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+    assert [every(n, "rank") for n in (1, 2, 2000)] == ["the one rank", "all 2 ranks", "all 2,000 ranks"]
 
 
 @pytest.mark.parametrize(("num_rows", "shown"), [(4, 4), (5, 5), (6, 5), (100, 5)])
