@@ -1,15 +1,18 @@
 """How many KV blocks a chip has room for, and the sentence that says why."""
 
-import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cpkit.errors import ConfigError
-from cpkit.model import Model
-from cpkit.sizing.chips import chip as known_chip
-from cpkit.topology import Topology
+
+if TYPE_CHECKING:  # plans need numpy, which --help does without
+    from cpkit.settings import StepSettings
 
 DEFAULT_WEIGHT_SHARE = 0.5
-"""Of a chip's memory: what weights are assumed to take where nothing is said."""
+"""Of a chip's memory: what weights are assumed to take where nothing is said, in worlds too small for them as well."""
+
+NUM_WORKSPACES = 2
+"""Index workspaces at once: the next is filled while one is scored."""
 
 MAX_BLOCKS = (1 << 31) - 1
 
@@ -23,33 +26,44 @@ class PoolSize:
 
 
 def default_pool(
-    model: Model, topology: Topology, *, chip: str, weights_gb: float | None, utilization: float
+    settings: "StepSettings", *, max_model_len: int, chip: str, weights_gb: float | None, utilization: float
 ) -> PoolSize:
-    """KV blocks that fit: (memory * utilization - weights) / bytes of a block on one rank. GB are 10^9 bytes.
+    """KV blocks that fit: (memory * utilization - weights - buffers) / bytes of a block on one rank, by plan_memory.
 
-    A block holds block_size tokens of a rank's share of the layers (num_layers / pp, rounded up). Windows and other
-    replicated caches, which do not grow with the context, are left to what utilization spares.
-    weights_gb: of one rank; None: half the chip's memory. Raises ConfigError when no block fits.
+    weights_gb: of one rank, in 10^9 bytes; None: half the chip's memory. Raises ConfigError when no block fits.
     """
-    memory_gb = known_chip(chip).hbm_bytes.value / 1e9
-    stated = "as stated"
-    if weights_gb is None:
-        weights_gb, stated = DEFAULT_WEIGHT_SHARE * memory_gb, "assumed half the chip, see --weights-gb"
+    from cpkit.sizing.chips import chip as known_chip
+    from cpkit.sizing.figures import Figure
+    from cpkit.sizing.memory.plan import MemorySettings, plan_memory
+
     if utilization > 1:
         raise ConfigError(f"--gpu-memory-utilization {utilization:g}: a share of the memory is at most 1")
-    largest_stage = math.ceil(model.num_layers / topology.pp) / model.num_layers
-    block_bytes = topology.block_size * model.kv_bytes() * largest_stage
-    room = 1e9 * (memory_gb * utilization - weights_gb)
-    if block_bytes <= 0:
-        raise ConfigError(f"{model.name} keeps no paged KV: give --num-kv-blocks")
-    num_blocks = min(int(room / block_bytes), MAX_BLOCKS)
-    if num_blocks < 2:
-        raise ConfigError(
-            f"no room for KV on {chip}: {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights; "
-            "lower --weights-gb, or give --num-kv-blocks"
+    accelerator = known_chip(chip)
+    memory_gb = accelerator.hbm_bytes.value / 1e9
+    if weights_gb is None:
+        weights_gb = DEFAULT_WEIGHT_SHARE * memory_gb
+        weights = Figure(1e9 * weights_gb, "assumed", "assumed half the chip")
+    else:
+        weights = Figure(1e9 * weights_gb, "given", "as stated")
+    try:
+        memory = plan_memory(
+            MemorySettings(
+                model=settings.model,
+                topology=settings.topology,
+                budget=settings.budget,
+                chip=accelerator,
+                weights=weights,
+                utilization=Figure(utilization, "given", "--gpu-memory-utilization"),
+                max_model_len=max_model_len,
+                merge=settings.merge,
+                num_workspaces=NUM_WORKSPACES,
+            )
         )
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or lower --weights-gb, or give --num-kv-blocks") from error
+    buffers_gb = sum(buffer.bytes for buffer in memory.buffers) / 1e9
     source = (
-        f"{chip}, {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights ({stated}), "
-        f"{block_bytes / 1e6:.2f} MB a block"
+        f"{chip}, {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights ({weights.source}) "
+        f"and {buffers_gb:.1f} GB of buffers, {memory.block_bytes / 1e6:.2f} MB a block"
     )
-    return PoolSize(num_blocks, source)
+    return PoolSize(min(memory.num_blocks, MAX_BLOCKS), source)

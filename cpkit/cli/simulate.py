@@ -219,8 +219,8 @@ def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:
     if args.num_kv_blocks is not None:
         return PoolSize(args.num_kv_blocks, "from --num-kv-blocks")
     return default_pool(
-        settings.model,
-        settings.topology,
+        settings,
+        max_model_len=max_model_len(args, settings.model),
         chip=next(name for name in (args.chip, args.cost, "h200") if name is not None),
         weights_gb=args.weights_gb,
         utilization=args.gpu_memory_utilization,

@@ -9,6 +9,7 @@ import pytest
 
 import cpkit.simulate.record
 from cpkit.batch import Batch
+from cpkit.budget import default_budget
 from cpkit.cli.main import main, make_parser
 from cpkit.cli.options import engine_flags, read_settings
 from cpkit.cli.pool import default_pool
@@ -16,6 +17,7 @@ from cpkit.cli.progress import ProgressLine, progress_text
 from cpkit.errors import ConfigError
 from cpkit.model import load_model
 from cpkit.promises import Violation
+from cpkit.settings import StepSettings
 from cpkit.simulate.loop import Progress
 from cpkit.topology import Topology
 
@@ -213,15 +215,20 @@ def test_engine_flags_undo_read_settings(argv):
 @pytest.mark.parametrize(("tp", "pp", "block_size", "layers"), [(8, 1, 64, 61), (4, 2, 128, 31), (2, 3, 64, 21)])
 def test_default_pool(tp, pp, block_size, layers):
     """V3.2: 656 bytes of latent and 132 of index keys a token in each layer, of which the fullest of pp stages counts;
-    weights take half of 141 GB."""
+    weights take half of 141 GB. Buffers of a rank that sends nothing: two workspaces of 40 requests of 4,096 tokens,
+    their logits, and those of 256 decodes."""
     model = load_model("deepseek-v3.2")
-    topology = Topology(tp=tp, pp=pp, block_size=block_size)
+    settings = StepSettings(
+        Topology(tp=tp, pp=pp, block_size=block_size), model, default_budget(model, workspace_tokens=40 * 4096)
+    )
+    options = {"max_model_len": 4096, "chip": "h200", "utilization": 0.9}
     block_bytes = (656 + 132) * layers * block_size
-    pool = default_pool(model, topology, chip="h200", weights_gb=None, utilization=0.9)
-    assert pool.num_blocks == int((141e9 * 0.9 - 70.5e9) // block_bytes)
-    assert "h200" in pool.source and "half" in pool.source
-    stated = default_pool(model, topology, chip="h200", weights_gb=100.0, utilization=0.9)
-    assert stated.num_blocks == int((141e9 * 0.9 - 100e9) // block_bytes)
+    buffers = 2 * 40 * 4096 * 132 + settings.budget.logits_bytes + 256 * 4096 * 4
+    pool = default_pool(settings, weights_gb=None, **options)
+    assert pool.num_blocks == int((141e9 * 0.9 - 70.5e9 - buffers) // block_bytes)
+    assert "h200" in pool.source and "half" in pool.source and f"{buffers / 1e9:.1f} GB of buffers" in pool.source
+    stated = default_pool(settings, weights_gb=100.0, **options)
+    assert stated.num_blocks == int((141e9 * 0.9 - 100e9 - buffers) // block_bytes)
     assert "as stated" in stated.source
 
 
@@ -241,8 +248,9 @@ def test_the_pool_is_of_the_chip_that_keeps_time(capsys, tmp_path, flags, chip):
 
 
 def test_default_pool_refuses_what_does_not_fit():
-    with pytest.raises(ConfigError, match="no room for KV on h100"):
-        default_pool(load_model("glm-5"), Topology(), chip="h100", weights_gb=72.0, utilization=0.9)
+    settings = StepSettings(Topology(), load_model("glm-5"), default_budget(load_model("glm-5")))
+    with pytest.raises(ConfigError, match=r"no room for KV on h100.*--num-kv-blocks"):
+        default_pool(settings, max_model_len=4096, chip="h100", weights_gb=72.0, utilization=0.9)
 
 
 def test_progress_is_for_terminals_alone(capsys):
