@@ -74,9 +74,15 @@ class RankProgram:
         self.clock = StageClock(comm.device)
         self.collectives: Totals = {}
         check_gather(gather)
+        gathered = _gathered_keys(settings)
+        if gather != "collective" and not gathered:
+            raise ConfigError(
+                f"gather {gather}: pcp={settings.topology.pcp} dcp={settings.topology.dcp} and these layers gather no "
+                "index keys (layers with an indexer do, with pcp > 1 and dcp > 1); leave gather out"
+            )
         self._gathers = {
             dim: make_key_gather(comm, gather, dim=dim, max_keys=max_keys, backend=backend, timeout_s=timeout_s)
-            for dim, max_keys in _gathered_keys(settings).items()
+            for dim, max_keys in gathered.items()
         }
         self.layers = [
             make_state(

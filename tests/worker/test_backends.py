@@ -61,3 +61,10 @@ def test_pages_that_the_decode_kernel_does_not_take_are_refused():
 def test_unknown_backends_are_refused():
     with pytest.raises(ConfigError, match="backend='cuda'"):
         run(Case("dsa", 1, {}), backend="cuda")
+
+
+def test_a_way_to_gather_that_nothing_would_use_is_refused():
+    case = Case("dsa", 1, {"tp": 2, "dcp": 2}, **SIZES)
+    options = RunOptions(comm="sim", verify="none", gather="symmetric")
+    with pytest.raises(ConfigError, match=r"gather symmetric: pcp=1 dcp=2 .* leave gather out"):
+        execute(batch_steps(LONG, case.settings, "long"), case.settings, Generated(7, "exact"), options)
