@@ -213,6 +213,20 @@ def slowest(ms: dict[str, float]) -> dict[str, float]:
     return {name: round(1e3 * one, 1) for name, one in zip(ms, times.tolist(), strict=True)}
 
 
+def check_exchange(works: dict[str, Work], want: IndexKeys, out: IndexKeys, shape: str) -> None:
+    """Each way gives the keys that the selects gave; out: what most of them write into."""
+    for name, work in works.items():
+        for part in out:
+            part.view(torch.uint8).fill_(255)
+        got = work()
+        torch.cuda.synchronize()
+        try:
+            same(got, want)
+        except AssertionError as differ:
+            raise AssertionError(f"{name}, {shape}: {differ}") from differ
+        dist.barrier()
+
+
 def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -> dict[str, Any]:
     """All ways from the ranks' shards to keys in token order, contiguous shards first, then from the pages."""
     shard, size = num_keys // peers.size, peers.size
@@ -279,16 +293,7 @@ def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -
         "pages, symmetric": paged_symmetric,
         "pages, direct": direct,
     }
-    for name, work in works.items():
-        for part in out:
-            part.view(torch.uint8).fill_(255)
-        got = work()
-        torch.cuda.synchronize()
-        try:
-            same(got, want)
-        except AssertionError as differ:
-            raise AssertionError(f"{name}, {num_keys} keys, interleave {interleave}: {differ}") from differ
-        dist.barrier()
+    check_exchange(works, want, out, f"{num_keys} keys, interleave {interleave}")
     peers.check()
     torch.cuda.synchronize()
     time.sleep(0.5)  # the comm's watch has seen all calls done, and leaves the captures alone

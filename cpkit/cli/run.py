@@ -63,6 +63,15 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "run", help="run steps on all ranks and verify them", description=DESCRIPTION, epilog=epilog
     )
     parser.set_defaults(run=run)
+    _add_steps(parser)
+    add_engine_flags(parser)
+    _add_program(parser)
+    _add_agreement(parser)
+    _add_verification(parser)
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it and nothing else")
+
+
+def _add_steps(parser: argparse.ArgumentParser) -> None:
     steps = parser.add_argument_group("the steps: a batch file, prompts, or a trace")
     steps.add_argument(
         "batch", nargs="?", metavar="BATCH.json", help="one step; what it computed before is in the caches already"
@@ -82,7 +91,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="N",
         help="block ids of a trace's pool (default: room for its 4 longest requests)",
     )
-    add_engine_flags(parser)
+
+
+def _add_program(parser: argparse.ArgumentParser) -> None:
     program = parser.add_argument_group("the program")
     program.add_argument("--layer", choices=RUN_KINDS, help="kind of layer (default: the model's first of these)")
     program.add_argument(
@@ -116,6 +127,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="S",
         help="seconds that a rank waits for others (default: %(default)g)",
     )
+
+
+def _add_agreement(parser: argparse.ArgumentParser) -> None:
     agreement = parser.add_argument_group("agreement of the ranks")
     agreement.add_argument(
         "--guard",
@@ -128,6 +142,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="KIND@rank=R,step=S",
         help="let one rank do something else at one step; the kinds are listed below. stopped also takes ,seconds=T",
     )
+
+
+def _add_verification(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data and verification")
     data.add_argument(
         "--data",
@@ -142,7 +159,6 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     data.add_argument(
         "--verify", choices=("all", "sample", "none"), default="sample", help="rows to verify (default: %(default)s)"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it and nothing else")
 
 
 def run(args: argparse.Namespace) -> int:

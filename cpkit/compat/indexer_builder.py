@@ -40,7 +40,7 @@ from cpkit.planner.slots import PAD
 
 
 class RefusedFeatureError(ConfigError, NotImplementedError):
-    """A refusal that upstream spells as something it does not implement."""
+    """Refused by upstream with NotImplementedError, the type its vectors name; to users of cpkit a ConfigError."""
 
 
 @dataclass

@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots, unpack_compressed_slots
 from tests import oracles
+from tests.kernels.tensors import garbage, i32
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 REQS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=4)
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
-
-
-def garbage(size):
-    return torch.full((size,), 7, dtype=torch.int64)
 
 
 @both_backends

@@ -10,13 +10,10 @@ from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS
 from cpkit.kernels.decode_lens import COLUMNS, DecodeRows, flat_decodes, native_decodes
 from tests import oracles
+from tests.kernels.tensors import i32
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 ROWS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=5)
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
 
 
 def decode(kernel, rows, num_rows, width, table_width=2, **shard):

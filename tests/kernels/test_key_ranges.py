@@ -12,12 +12,9 @@ from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS
 from cpkit.kernels.key_ranges import BLOCK, ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
 from tests import oracles
+from tests.kernels.tensors import i32
 
 ROWS = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=4)
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
 
 
 def garbage(*size):

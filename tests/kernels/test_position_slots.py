@@ -10,14 +10,11 @@ from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS
 from cpkit.kernels.position_slots import COLUMNS, compact_shard_slots, compact_slots, gathered_slots, shard_slots
 from tests import oracles
+from tests.kernels.tensors import i32
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 WORLDS = [pytest.param(1, 1, id="no-dcp"), pytest.param(4, 8, id="block"), pytest.param(3, 5, id="odd")]
 ONE_RANK = {"dcp_size": 1, "dcp_rank": 0, "interleave": 1}
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
 
 
 @backends

@@ -15,13 +15,10 @@ from cpkit.kernels.gather_lens import gather_lens
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.kernels.token_to_req import token_to_req
 from tests import oracles
+from tests.kernels.tensors import i32
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 WORLDS = [pytest.param(1, 1, id="no-dcp"), pytest.param(4, 8, id="block"), pytest.param(3, 5, id="odd")]
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
 
 
 @both_backends

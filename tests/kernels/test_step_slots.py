@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
 from tests import oracles
+from tests.kernels.tensors import GARBAGE, garbage, i32
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 REQS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=4)
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
-
-
-def garbage(size):
-    return torch.full((size,), 7, dtype=torch.int64)
 
 
 @both_backends
@@ -89,7 +82,7 @@ def test_every_kind_on_every_rank(backend, reqs, dcp_size, turn, ratio, kinds, h
         }
         for name, out in outs.items():
             wanted = name == "token" or kinds in (name, "all")
-            assert out.tolist() == (want[name] + [-1, -1] if wanted else [7] * (total + 2)), name
+            assert out.tolist() == (want[name] + [-1, -1] if wanted else [GARBAGE] * (total + 2)), name
 
 
 @both_backends

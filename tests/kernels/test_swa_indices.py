@@ -7,11 +7,7 @@ import torch
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS
 from cpkit.kernels.swa_indices import COLUMNS, ROWS, WindowTokens, draft_swa_indices, swa_indices
-
-
-def i32(values):
-    return torch.tensor(np.asarray(values), dtype=torch.int32)
-
+from tests.kernels.tensors import i32
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
