@@ -13,7 +13,7 @@ from cpkit.cli import check, doctor, draw, plan, record, run, simulate, sweep
 from cpkit.cli.exit_codes import INTERRUPTED, USAGE_ERROR
 from cpkit.cli.output import open_closed_streams, silence
 from cpkit.cli.parser import Parser
-from cpkit.errors import ConfigError, InputError, PlanError
+from cpkit.errors import ConfigError, InputError, PlanError, print_error
 
 EPILOG = """\
 a first look:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         silence(sys.stdout)
         return 0
     except KeyboardInterrupt:
-        print("cpkit: interrupted", file=sys.stderr)
+        print_error("cpkit: interrupted")
         return INTERRUPTED
     return code
 
@@ -62,7 +62,7 @@ def _run(argv: Sequence[str]) -> int:
     except OSError as error:
         reason = f"{error.filename or 'output'}: {error.strerror or error}"
     command = f"cpkit {args.command}" if args else "cpkit"
-    print(f"{command}: error: {' '.join(reason.split())}", file=sys.stderr)
+    print_error(f"{command}: error: {' '.join(reason.split())}")
     return USAGE_ERROR
 
 

@@ -1,7 +1,6 @@
 """`cpkit run`: steps executed by all ranks, simulated or launched, and verified."""
 
 import argparse
-import sys
 import traceback
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from cpkit.cli.options import add_engine_flags, check_model_len, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.comm.patience import TIMEOUT_S
-from cpkit.errors import ConfigError, DesyncError, InputError, PlanError
+from cpkit.errors import ConfigError, DesyncError, InputError, PlanError, print_error
 from cpkit.model import Model
 from cpkit.run.injection import KINDS, Injection
 from cpkit.run.model import RUN_KINDS, run_model
@@ -273,17 +272,17 @@ def _execute(
     except (ConfigError, PlanError, InputError) as refused:
         raise type(refused)(_of_rank(refused, launch)) from refused
     except DesyncError as error:
-        print(f"cpkit run: error: {error}", file=sys.stderr, flush=True)
+        print_error(f"cpkit run: error: {error}")
         return VIOLATED
     except Exception as error:
-        print(f"cpkit run: error: {_of_rank(error, launch).splitlines()[0]}", file=sys.stderr, flush=True)
+        print_error(f"cpkit run: error: {_of_rank(error, launch).splitlines()[0]}")
         traceback.print_exc()
         return VIOLATED
     first = next((report.findings.first for report in reports if report.findings.first), None)
     if rank == 0:
         _report(args, options.comm, settings, steps, reports)
         if first is not None:
-            print(f"cpkit run: mismatch in {first}", file=sys.stderr)
+            print_error(f"cpkit run: mismatch in {first}")
     return 0 if first is None else VIOLATED
 
 

@@ -4,7 +4,6 @@ Each group has a communicator whose ranks are in group order, so MPI lays result
 not block: each is watched against a deadline, since MPI itself would wait for a rank that never comes for ever.
 """
 
-import sys
 import time
 
 import torch
@@ -13,7 +12,7 @@ from mpi4py import MPI
 from cpkit.comm.base import check_world
 from cpkit.comm.call import Group
 from cpkit.comm.host import LOOK_S, HostComm
-from cpkit.errors import DesyncError, PlanError
+from cpkit.errors import DesyncError, PlanError, print_error
 from cpkit.topology import GROUPS, Topology
 
 _MOST_BYTES = 2**31 - 1
@@ -47,7 +46,7 @@ class MpiComm(HostComm):
     def _abandon(self, error: BaseException) -> None:
         """End every rank of the job: one that has an error cannot let the others wait."""
         super()._abandon(error)
-        print(f"rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print_error(f"rank {self.rank}: {type(error).__name__}: {error}")
         MPI.COMM_WORLD.Abort(1)
 
     def _gather_bytes(self, sent: torch.Tensor, group: Group) -> torch.Tensor:

@@ -10,7 +10,6 @@ must not capture a CUDA graph with collectives in it.
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from cpkit.comm.call import Call, Group
+from cpkit.errors import print_error
 
 POLL_S = 0.1
 GRACE_S = 1.0
@@ -112,7 +112,7 @@ class Watch:
 
     def _end(self, text: str) -> None:
         self._told(text)
-        print(f"rank {self._rank}: DesyncError: {text}", file=sys.stderr, flush=True)
+        print_error(f"rank {self._rank}: DesyncError: {text}")
         os._exit(1)
 
 

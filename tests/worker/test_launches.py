@@ -147,7 +147,9 @@ def test_rank_that_raises_is_told_first(comm):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if line.strip() and "OMP_NUM_THREADS" not in line]
-    assert told[0] in ("cpkit run: error: rank 2 raised ValueError: planted", "rank 2: ValueError: planted"), told[:5]
+    # the launcher writes to the same pipe: its banner can come before the end of the rank's line
+    first_words = ("cpkit run: error: rank 2 raised ValueError: planted", "rank 2: ValueError: planted")
+    assert told[0].startswith(first_words), told[:5]
 
 
 @pytest.mark.slow
