@@ -11,8 +11,8 @@ from pathlib import Path
 from cpkit.sizing.deployment import FEATURES
 from cpkit.sizing.rules.backends import BACKENDS
 from cpkit.sizing.rules.engines import NOTES, RULES
-from tests.sizing.published import answers, figures
-from tests.sizing.published_speed import speed_rows
+from tests.sizing.published.capacity import answers, figures
+from tests.sizing.published.speed import speed_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("doctor.md", "published.md")

@@ -3,7 +3,8 @@
 roofline      max(flops / peak, bytes / bandwidth) + least time of a kernel
 in a table    what was measured, read between points
 outside it    measured at its nearest edge x roofline(asked) / roofline(edge): 'calibrated'; so are other head
-              counts, and chips without a table, which borrow the H200's
+              counts, and chips without a table, which borrow the H200's. Never below the floor: flops at the peak,
+              bytes at the share of the bandwidth that reading reaches (small shapes were measured out of the L2)
 no table      roofline at an assumed share of the peaks: 'hardware'
 """
 
@@ -166,7 +167,11 @@ class Kernels:
             return Figure(reading.seconds, "measured", source.said)
         asked = self.roofline(*kernel.work(rows, keys, heads), kernel.dtype, self.chip)
         edge = self.roofline(*kernel.work(reading.rows, reading.keys, source.heads), kernel.dtype, source.chip)
-        return Figure(reading.seconds * asked / edge, "calibrated", source.scaled)
+        scaled = reading.seconds * asked / edge
+        if not reading.inside:
+            flops, num_bytes = kernel.work(rows, keys, heads)
+            scaled = max(scaled, flops / self.peaks[kernel.dtype], self.copy(num_bytes, launches=0))
+        return Figure(scaled, "calibrated", source.scaled)
 
     def topk_seconds(self, k: int, rows: float, keys: float, *, decode: bool = False) -> Figure:
         """Top-k of rows over keys, read from the nearer of the two k that were measured."""

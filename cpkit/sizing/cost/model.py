@@ -2,6 +2,7 @@
 
 StepPlan -> rank_work -> stages of each kind of layer -> StepCost
             collectives + those of projections and experts -> seconds on the world's links
+            budget.num_speculative_tokens -> passes that make drafts
 """
 
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from cpkit.model import Model
 from cpkit.planner.collectives import Collective
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.cost.assumptions import Assumptions
+from cpkit.sizing.cost.drafts import draft_layer, later_drafts
+from cpkit.sizing.cost.engines import EngineTime, engine_time
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.links import Links
 from cpkit.sizing.cost.stages import RankStages
 from cpkit.sizing.cost.step import STAGE_OF, STAGES, CollectiveCost, LayerCost, StageCost, StepCost
-from cpkit.sizing.cost.work import RankWork, rank_work
+from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.figures import Figure
 from cpkit.sizing.weights import ModelWeights
 from cpkit.step import StepPlan
@@ -29,7 +32,7 @@ from cpkit.topology import Topology
 class CostModel:
     """Costs of one model's steps on one kind of chip in one world. Raises ConfigError for pipeline stages.
 
-    weights: of the same model.
+    weights: of the same model. engine: whose layers are timed, one of sizing.deployment.ENGINES; None: kernels alone.
     """
 
     model: Model
@@ -37,15 +40,22 @@ class CostModel:
     topology: Topology
     chip: Chip
     assumptions: Assumptions = Assumptions()  # noqa: RUF009  # frozen
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         if self.topology.pp > 1:
             raise ConfigError(f"pp={self.topology.pp}: the cost model has no pipeline stages; use pp=1")
+        engine_time(self.engine)
 
     @cached_property
     def kernels(self) -> Kernels:
         """Kernels of the chip."""
         return Kernels(self.chip, self.assumptions)
+
+    @cached_property
+    def engine_time(self) -> EngineTime | None:
+        """What the engine's layers take beside their kernels."""
+        return engine_time(self.engine)
 
     @cached_property
     def links(self) -> Links:
@@ -55,35 +65,49 @@ class CostModel:
     def step_cost(self, plan: StepPlan) -> StepCost:
         """Cost of a planned step on the ranks that the plan holds: those that are not in it count as no slower."""
         assert plan.topology == self.topology, "the plan is of another world"
-        works: dict[tuple[int, int], RankWork] = {}
-        stages: dict[tuple[int, int], RankStages] = {}
+        stages = self._stages(plan)
+        layers = [
+            self._layer_cost(
+                layer.kind,
+                layer.num_layers,
+                _columns(STAGES, [rank.layer(number, layer) for rank in stages]),
+                tuple(self._collectives(plan, number, layer)),
+            )
+            for number, layer in enumerate(plan.model.layers)
+        ]
+        once = _columns(("restore", "step"), [rank.once() for rank in stages])
+        behind = self._layer_cost("step", 1, once, tuple(map(self._timed, plan.collectives.step)))
+        return StepCost(tuple(rank.rank for rank in plan.ranks), (*layers, *self._drafts(plan, stages)), behind)
+
+    def _stages(self, plan: StepPlan) -> list[RankStages]:
+        """Stages of each rank of the plan; ranks of one place do the same work."""
+        found: dict[tuple[int, int], RankStages] = {}
         for rank in plan.ranks:
             place = rank.pcp_rank, rank.dcp_rank
-            if place not in works:
-                works[place] = rank_work(plan, rank)
-                stages[place] = RankStages(self.kernels, self.weights, plan, works[place])
-        places = [(rank.pcp_rank, rank.dcp_rank) for rank in plan.ranks]
-        layers = []
-        for number, layer in enumerate(plan.model.layers):
-            found = {place: stages[place].layer(number, layer) for place in stages}
-            layers.append(
-                LayerCost(
-                    kind=layer.kind,
-                    num_layers=layer.num_layers,
-                    stages=_columns(STAGES, [found[place] for place in places]),
-                    collectives=tuple(self._collectives(plan, number, layer)),
-                    overlap=self.assumptions.overlap,
-                )
-            )
-        once = {place: stages[place].once() for place in stages}
-        behind = LayerCost(
-            kind="step",
-            num_layers=1,
-            stages=_columns(("restore", "step"), [once[place] for place in places]),
-            collectives=tuple(map(self._timed, plan.collectives.step)),
-            overlap=self.assumptions.overlap,
-        )
-        return StepCost(tuple(rank.rank for rank in plan.ranks), tuple(layers), behind)
+            if place not in found:
+                work = rank_work(plan, rank)
+                found[place] = RankStages(self.kernels, self.weights, plan, work, self.engine_time)
+        return [found[rank.pcp_rank, rank.dcp_rank] for rank in plan.ranks]
+
+    def _drafts(self, plan: StepPlan, stages: list[RankStages]) -> Iterator[LayerCost]:
+        """The passes of a draft module."""
+        if not plan.budget.num_speculative_tokens:
+            return
+        yield self._draft_pass("first draft", 1, plan, stages)
+        later = later_drafts(plan)
+        if later is not None:
+            yield self._draft_pass("later drafts", plan.budget.num_speculative_tokens - 1, later, self._stages(later))
+
+    def _draft_pass(self, kind: str, times: int, plan: StepPlan, stages: list[RankStages]) -> LayerCost:
+        number = draft_layer(plan.model)
+        layer = plan.model.layers[number]
+        columns = _columns((*STAGES, "restore"), [rank.draft(number, layer) for rank in stages])
+        return self._layer_cost(kind, times, columns, tuple(self._collectives(plan, number, layer)))
+
+    def _layer_cost(
+        self, kind: str, num_layers: int, stages: tuple[StageCost, ...], collectives: tuple[CollectiveCost, ...]
+    ) -> LayerCost:
+        return LayerCost(kind, num_layers, stages, collectives, self.assumptions.overlap)
 
     def _collectives(self, plan: StepPlan, number: int, layer: Layer) -> Iterator[CollectiveCost]:
         """The plan's collectives of a layer, then those of its projections and experts."""

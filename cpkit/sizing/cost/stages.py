@@ -1,11 +1,13 @@
 """Seconds of each stage of a layer on one rank, from the amounts of its work."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from cpkit.layers import Layer
+from cpkit.sizing.cost.engines import EngineTime
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.work import RankWork, RatioWork, attended_keys
-from cpkit.sizing.figures import Figure
+from cpkit.sizing.figures import Figure, add_up
 from cpkit.sizing.weights import HEAD_BYTES, ModelWeights
 from cpkit.step import StepPlan
 from cpkit.topology import gathered_heads
@@ -14,36 +16,15 @@ BF16_ROW_BYTES = 1152
 """A latent row of 576 values that a prefill kernel reads, made from the cache's fp8."""
 
 
-NO_WORK = Figure(0.0, "counted", "no work")
-
-
-class Sum:
-    """Adds up figures; what is left is the total with the source of the largest part."""
-
-    def __init__(self) -> None:
-        self._seconds, self._most, self._largest = 0.0, -1.0, NO_WORK
-
-    def add(self, figure: Figure, times: int = 1) -> None:
-        """One part, so many times."""
-        seconds = times * figure.value
-        self._seconds += seconds
-        if seconds > self._most:
-            self._most, self._largest = seconds, figure
-
-    @property
-    def total(self) -> Figure:
-        """All parts together."""
-        return Figure(self._seconds, self._largest.kind, self._largest.source)
-
-
 @dataclass(frozen=True, slots=True)
 class RankStages:
-    """One rank's stages."""
+    """One rank's stages. engine: what an engine's layers take beside their kernels, None for none."""
 
     kernels: Kernels
     weights: ModelWeights
     plan: StepPlan
     work: RankWork
+    engine: EngineTime | None = None
 
     def layer(self, number: int, layer: Layer) -> dict[str, Figure]:
         """Stages of a layer of model.layers[number]'s kind; those without work are left out."""
@@ -59,18 +40,34 @@ class RankStages:
             stages["merge"] = self.merge(layer)
         stages["output"] = self.output(number)
         stages["experts"] = self.experts()
+        if self.engine is not None:
+            stages["engine"] = self.engine.seconds(self.work.decode_tokens)
         return stages
+
+    def draft(self, number: int, layer: Layer) -> dict[str, Figure]:
+        """One pass of a draft module: a layer, the product that joins hidden rows and embeddings, the output head."""
+        stages, hidden = self.layer(number, layer), self.plan.model.hidden_size
+        joined = self._product(2 * hidden * hidden, launches=3)
+        return {
+            **stages,
+            "project": add_up([stages["project"], self._roofline(joined)]),
+            "restore": self._roofline(self._head(self.plan.batch.num_reqs)),
+        }
 
     def once(self) -> dict[str, Figure]:
         """What the rank does behind the layers."""
         batch, topology = self.plan.batch, self.plan.topology
         restored = batch.num_tokens * self.plan.model.hidden_size * 4 if topology.pcp > 1 else 0
-        rows, head = batch.num_reqs, self.weights.head / topology.tp
-        head_s = self.kernels.product(2 * rows * head, HEAD_BYTES * head, self.kernels.assumptions.gemm_share, "bf16")
+        rows = int(batch.query_start_loc[batch.num_decodes]) + batch.num_reqs - batch.num_decodes
         return {
-            "restore": self._roofline(head_s + (self.kernels.copy(restored) if restored else 0.0)),
+            "restore": self._roofline(self._head(rows) + (self.kernels.copy(restored) if restored else 0.0)),
             "step": Figure(self.kernels.assumptions.step_s, "assumed", "scheduling and launching"),
         }
+
+    def _head(self, rows: int) -> float:
+        """Output head of so many rows: of every token of a decode, and of the last one of a prefill."""
+        head = self.weights.head / self.plan.topology.tp
+        return self.kernels.product(2 * rows * head, HEAD_BYTES * head, self.kernels.assumptions.gemm_share, "bf16")
 
     # ---- attention -----------------------------------------------------------------------------------------------
 
@@ -92,32 +89,47 @@ class RankStages:
 
     def index(self, layer: Layer) -> Figure:
         """What the indexer selects from, and its selection: over DCP of the candidates of every rank."""
+        return add_up(self._index_parts(layer))
+
+    def _index_parts(self, layer: Layer) -> Iterator[Figure]:
         assert layer.index is not None, "checked by the caller"
-        topology, total, work = self.plan.topology, Sum(), self.work.ratios[layer.chunk_ratio]
-        total.add(self.select(layer))
+        topology, work = self.plan.topology, self.work.ratios[layer.chunk_ratio]
+        yield self.select(layer)
         for chunk in work.chunks:  # paged rows into a workspace, and once more where shards are gathered
             gathers = topology.pcp > 1 and topology.dcp > 1
             rows = chunk.num_keys * (2 if gathers else self._share_scored(work))
-            total.add(self._roofline(self.kernels.copy(2 * layer.index.key_bytes * rows, 2 if gathers else 1)))
+            yield self._roofline(self.kernels.copy(2 * layer.index.key_bytes * rows, 2 if gathers else 1))
         if rows := self.merged_rows(layer):
-            total.add(self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk))
-        return total.total
+            yield self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk)
 
     def select(self, layer: Layer) -> Figure:
         """Logits and top-k alone: of decode rows over this rank's shard, of prefill rows over each chunk."""
+        return add_up([*self._select_decodes(layer), *self._select_prefills(layer)])
+
+    def _select_decodes(self, layer: Layer) -> Iterator[Figure]:
         assert layer.index is not None, "checked by the caller"
-        index, total, work = layer.index, Sum(), self.work.ratios[layer.chunk_ratio]
+        index, work = layer.index, self.work.ratios[layer.chunk_ratio]
         decodes, kernels = self.work.decode_tokens, self.kernels
-        if decodes and (held := work.decode_keys * work.local_share) >= 1:
-            total.add(kernels.seconds("mqa_logits_decode", decodes, held, index.num_heads))
-            alone = kernels.topk_seconds(index.topk, 1, max(work.longest_decode, 1.0), decode=True)
-            total.add(max(alone, kernels.topk_seconds(index.topk, decodes, held, decode=True), key=_value))
+        held = work.decode_keys * work.local_share
+        if not decodes or held < 1:
+            return
+        logits = kernels.seconds("mqa_logits_decode", self.work.decode_reads, held, index.num_heads)
+        if self.work.decode_reads < decodes:
+            logits = replace(
+                logits, kind="calibrated", source=f"{logits.source}; two tokens of a request read keys once"
+            )
+        yield logits
+        alone = kernels.topk_seconds(index.topk, 1, max(work.longest_decode, 1.0), decode=True)
+        yield max(alone, kernels.topk_seconds(index.topk, decodes, held, decode=True), key=_value)
+
+    def _select_prefills(self, layer: Layer) -> Iterator[Figure]:
+        assert layer.index is not None, "checked by the caller"
+        index, work, kernels = layer.index, self.work.ratios[layer.chunk_ratio], self.kernels
         for chunk in work.chunks:
             keys = max(chunk.mean_keys * self._share_scored(work), 1.0)
             rows = chunk.tokens / chunk.num_runs
-            total.add(kernels.seconds("mqa_logits", rows, keys, index.num_heads), chunk.num_runs)
-            total.add(kernels.topk_seconds(index.topk, rows, keys), chunk.num_runs)
-        return total.total
+            yield _times(kernels.seconds("mqa_logits", rows, keys, index.num_heads), chunk.num_runs)
+            yield _times(kernels.topk_seconds(index.topk, rows, keys), chunk.num_runs)
 
     def _share_scored(self, work: RatioWork) -> float:
         """Part of a prefill's keys that this rank scores: its shard's, or with PCP all."""
@@ -125,7 +137,10 @@ class RankStages:
 
     def attend(self, layer: Layer) -> Figure:
         """Attention of decode and prefill rows, each with the heads and keys that it has in this world."""
-        total, topology = Sum(), self.plan.topology
+        return add_up(self._attend_parts(layer))
+
+    def _attend_parts(self, layer: Layer) -> Iterator[Figure]:
+        topology = self.plan.topology
         own = self.plan.model.num_heads // topology.tp
         kind = "window" if layer.window_size else "sparse"
         for decode, tokens in ((True, self.work.decode_tokens), (False, self.work.prefill_tokens)):
@@ -135,12 +150,11 @@ class RankStages:
             heads = self.merged_heads() if merged else own
             keys = attended_keys(layer, self.work, decode=decode, local=merged)
             name = f"{kind}_{'decode' if decode else 'prefill'}"
-            total.add(self.kernels.seconds(name, tokens, max(keys, 1.0), self.kernels.padded_heads(name, heads)))
+            yield self.kernels.seconds(name, tokens, max(keys, 1.0), self.kernels.padded_heads(name, heads))
         if kind == "sparse":
             for chunk in self.work.ratios[layer.chunk_ratio].chunks:
                 rows = chunk.num_keys * layer.chunk_ratio / layer.compress_ratio
-                total.add(self._roofline(self.kernels.copy(rows * (layer.key_bytes + BF16_ROW_BYTES))))
-        return total.total
+                yield self._roofline(self.kernels.copy(rows * (layer.key_bytes + BF16_ROW_BYTES)))
 
     def merge(self, layer: Layer) -> Figure:
         """Partial outputs weighed before they are summed, and read once more behind."""
@@ -198,3 +212,7 @@ class RankStages:
 
 def _value(figure: Figure) -> float:
     return figure.value
+
+
+def _times(figure: Figure, times: int) -> Figure:
+    return Figure(times * figure.value, figure.kind, figure.source) if times != 1 else figure

@@ -10,6 +10,7 @@ One layer of a kind, its stages in the order of the rank program and the collect
     merge      partial outputs of DCP ranks              lse, outputs or partials, output_heads   (dcp, pcp)
     output     output projection                         attention_out                            (tp)
     experts    feed-forward                              expert_rows, expert_out                  (pcp, tp)
+    engine     what an engine's layer takes beside
 
 Ranks meet in every layer: it takes as long as its slowest rank, and the others wait.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from cpkit.planner.collectives import Collective
 from cpkit.sizing.figures import Figure
 
-STAGES = ("project", "write", "index", "attend", "merge", "output", "experts")
+STAGES = ("project", "write", "index", "attend", "merge", "output", "experts", "engine")
 """Of a layer."""
 
 STEP_STAGES = ("restore", "step")
@@ -41,7 +42,7 @@ STAGE_OF = {what: stage for stage, kinds in WAITS.items() for what in kinds}
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """seconds: of one layer, one entry a rank in StepCost.ranks' order; source: of the part that weighs most."""
+    """seconds: of one layer, one entry a rank in StepCost.ranks' order; source: of the slowest rank's."""
 
     name: str
     seconds: tuple[float, ...]
@@ -60,7 +61,7 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One layer of a kind, of which the model has num_layers; or, once, what a step does behind its layers.
+    """One layer of a kind, of which a step has num_layers; or, once, what a step does behind its layers.
 
     overlap: share of the collectives that may run behind computation.
     """
@@ -89,7 +90,8 @@ class LayerCost:
 class StepCost:
     """A step's cost on some ranks.
 
-    ranks: in the world. layers: one entry a kind of layer, in model.layers' order. once: what is behind the layers.
+    ranks: in the world. layers: one entry a kind of layer, in model.layers' order, then the passes that make drafts.
+    once: what is behind the layers.
     """
 
     ranks: tuple[int, ...]
@@ -133,7 +135,8 @@ class StepCost:
         total: defaultdict[str, float] = defaultdict(float)
         for layer in (*self.layers, self.once):
             for stage in layer.stages:
-                total[stage.source.kind] += layer.num_layers * max(stage.seconds)
+                for part in stage.source.by_kind:
+                    total[part.kind] += layer.num_layers * part.value
             for cost in layer.collectives:
                 total[cost.source.kind] += layer.num_layers * cost.seconds
         return dict(total)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpkit.arrays import FloatArray
+from cpkit.arrays import FloatArray, ceil_div
 from cpkit.layers import Layer
 from cpkit.model import Model
 from cpkit.planner.chunks import Chunk
@@ -44,9 +44,13 @@ class RatioWork:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Query tokens of a rank by kind of row; work by compress ratio; mean window keys of a token, by window size."""
+    """Query tokens of a rank by kind of row; work by compress ratio; mean window keys of a token, by window size.
+
+    decode_reads: times that decodes' logits go through a request's keys, once for every two of its tokens.
+    """
 
     decode_tokens: int
+    decode_reads: int
     prefill_tokens: int
     ratios: dict[int, RatioWork]
     windows: dict[int, tuple[float, float]]
@@ -69,6 +73,7 @@ def rank_work(plan: StepPlan, rank: RankPlan) -> RankWork:
         windows[size] = decode / max(decode_tokens, 1), prefill / max(prefill_tokens, 1)
     return RankWork(
         decode_tokens,
+        int(ceil_div(rows.num_tokens[: rows.num_decodes], 2).sum()),
         prefill_tokens,
         {ratio: _ratio_work(plan, rank, ratio) for ratio in needed_ratios(model)},
         windows,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sizing.published import answers, figures
+from tests.sizing.published.capacity import answers, figures
 
 
 @pytest.mark.parametrize("figure", [it for it in figures() if it.within], ids=lambda it: it.what)

@@ -14,7 +14,7 @@ from cpkit.sizing.cost.assumptions import Assumptions
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.cost.step import STAGE_OF, STAGES
-from cpkit.sizing.cost.tables import Curve, KernelTable
+from cpkit.sizing.cost.tables import Curve, KernelTable, kernel_tables
 from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.figures import KINDS
 from cpkit.sizing.weights import load_weights
@@ -174,6 +174,16 @@ def test_outside_its_table_a_kernel_is_scaled_and_says_so():
     assert longer.kind == "calibrated" and longer.value == pytest.approx((1 << 20) / 200704.5 * edge.value, rel=0.02)
     assert kernels.topk_seconds(1024, 4096, 65536).kind == "calibrated"
     assert Kernels(chip("mi300x"), Assumptions()).seconds("mqa_logits", 4096, 65536, 32).kind == "calibrated"
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(128, 131072), (256, 32768), (256, 131072), (1024, 65536)])
+def test_outside_its_table_a_kernel_reads_no_faster_than_the_memory(rows, keys):
+    """Short contexts were measured out of the L2; scaled up alone they would beat the memory's own bandwidth."""
+    figure = Kernels(chip("h200"), Assumptions()).seconds("mqa_logits_decode", rows, keys, 64)
+    assert figure.kind == "calibrated"
+    assert figure.value >= rows * keys * 132 / chip("h200").hbm_bandwidth.value
+    at_64 = kernel_tables("h200")["mqa_logits_decode"].read(64, 131072).seconds / (64 * 131072)
+    assert figure.value / (rows * keys) == pytest.approx(at_64, rel=0.1), "64 x 131,072 was measured"
 
 
 def test_tables_that_are_given_take_the_place_of_the_shipped_ones():

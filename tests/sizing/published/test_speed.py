@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sizing.published_speed import BOUND, speed_ups
+from tests.sizing.published.speed import BOUND, speed_ups
 
 JUDGED = [row for row in speed_ups() if row.is_judged]
 

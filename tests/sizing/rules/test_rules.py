@@ -12,7 +12,7 @@ from cpkit.sizing.deployment import Deployment, kernel_heads
 from cpkit.sizing.rules.backends import BACKENDS, backend
 from cpkit.sizing.rules.engines import NOTES, RULES, notes, refusals
 from cpkit.topology import Topology
-from tests.sizing.rule_cases import CASES
+from tests.sizing.rules.cases import CASES
 
 BACKEND = {"vllm": "flashmla-sparse", "sglang": "trtllm", "cpkit": None}
 

@@ -1,0 +1,41 @@
+"""Draft tokens (MTP) as passes of a draft module behind a step's layers.
+
+    N drafts a decode       pass 1            passes 2 .. N
+    tokens                  all of the step   one of each decode: a step of its own, planned like any other
+
+A draft module is one layer that selects its own keys, with a product in front that joins hidden rows and embeddings,
+and the model's output head; one module is applied N times. Prompts that end with the step draft from the next one on.
+"""
+
+import numpy as np
+
+from cpkit.batch import Batch
+from cpkit.model import Model
+from cpkit.planner.partition import WHOLE
+from cpkit.step import StepPlan, plan_step
+
+
+def draft_layer(model: Model) -> int:
+    """Place in model.layers of the kind that a draft module has: the first that selects its own keys, else the last."""
+    selecting = (at for at, layer in enumerate(model.layers) if layer.index and layer.runs_index)
+    return next(selecting, len(model.layers) - 1)
+
+
+def later_drafts(plan: StepPlan) -> StepPlan | None:
+    """The plan of one later pass, for the same ranks; None where the step makes one draft, or has no decodes."""
+    num_decodes = plan.batch.num_decodes
+    if plan.budget.num_speculative_tokens < 2 or not num_decodes:
+        return None
+    seq_lens, prompt_lens = plan.batch.seq_lens[:num_decodes], plan.batch.prompt_lens[:num_decodes]
+    ones = Batch.from_lens(seq_lens, np.ones_like(seq_lens), np.minimum(prompt_lens, seq_lens - 1))
+    partition = plan.partition
+    return plan_step(
+        ones,
+        plan.topology,
+        plan.model,
+        plan.budget,
+        rank=[rank.rank for rank in plan.ranks],
+        partition=partition.strategy,
+        merge=plan.merge,
+        shard_decode_requests=bool(partition.mode[0] == WHOLE) if plan.topology.pcp > 1 else None,
+    )
