@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.draw_sizes import add_capacity, add_pareto, add_ttft
 from cpkit.cli.options import add_engine_flags, read_settings
-from cpkit.cli.output import check_folder, emit
+from cpkit.cli.output import check_writable, emit
 from cpkit.cli.parser import Parser, whole_number
 from cpkit.cli.plan import add_batch_flags, read_batch
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw, and say what was drawn; returns 0."""
     from cpkit.report.pictures.canvas import check_picture
 
-    check_folder(args.out)
+    check_writable(args.out)
     check_picture(args.out)
     title = args.draw(args)
     emit(f"{args.out}: {title}")

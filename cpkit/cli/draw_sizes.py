@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cpkit.cli.parser import int_list, positive_number, whole_number
+from cpkit.cli.sized_model import add_longest, add_model_flags, add_overlap, read_sized_model
 from cpkit.errors import ConfigError, InputError
-from cpkit.model import MODELS, load_config, load_model, published_fields
 from cpkit.topology import legal_dcp_sizes
 
 Added = tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], str]]
@@ -25,16 +25,13 @@ def add_capacity(kinds: Any) -> Added:
         epilog="example:\n  cpkit draw capacity --model deepseek-v3.2 --engine vllm --chips h100,h200,b200 -tp 8 "
         "-o capacity.png",
     )
-    _add_model(parser)
+    add_model_flags(parser)
     parser.add_argument("--engine", choices=("vllm", "sglang", "cpkit"), default="cpkit", help="(default: cpkit)")
     parser.add_argument("--chips", default="h200", metavar="NAME,NAME", help="at most eight (default: %(default)s)")
     parser.add_argument("-tp", type=whole_number, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("-pcp", type=whole_number, default=1, metavar="N", help="(default: 1)")
     parser.add_argument("--weights-gib", type=positive_number, metavar="GIB", help="of one rank (default: estimated)")
-    parser.add_argument("--weight-bits", type=whole_number, metavar="N", help="16, 8 or 4 (default: config's, or 8)")
-    parser.add_argument(
-        "--max-model-len", type=whole_number, metavar="N", help="longest request (default: the model's)"
-    )
+    add_longest(parser)
     return parser, draw_capacity
 
 
@@ -48,7 +45,7 @@ def add_ttft(kinds: Any) -> Added:
         epilog="example:\n  cpkit draw ttft --model deepseek-v3.2 --chip h200 -tp 8 -pcp 1,2,4 -dcp 1,8,16,32 "
         "-o ttft.png",
     )
-    _add_model(parser)
+    add_model_flags(parser)
     parser.add_argument("--chip", default="h200", help="(default: %(default)s)")
     parser.add_argument("-tp", type=whole_number, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("-pcp", type=int_list, default=[1, 2, 4], metavar="N,N", help="(default: 1,2,4)")
@@ -57,10 +54,7 @@ def add_ttft(kinds: Any) -> Added:
     parser.add_argument(
         "--max-num-batched-tokens", type=whole_number, default=8192, metavar="N", help="of a step (default: 8192)"
     )
-    parser.add_argument("--weight-bits", type=whole_number, metavar="N", help="16, 8 or 4 (default: config's, or 8)")
-    parser.add_argument(
-        "--overlap", type=float, default=0.0, metavar="SHARE", help="of collectives behind computation (default: 0)"
-    )
+    add_overlap(parser)
     return parser, draw_ttft
 
 
@@ -84,17 +78,8 @@ def add_pareto(kinds: Any) -> Added:
     return parser, draw_pareto
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        default="deepseek-v3.2",
-        help=f"one of {', '.join(MODELS)}, or the path of a config.json (default: %(default)s)",
-    )
-
-
 def draw_capacity(args: argparse.Namespace) -> str:
     """Count what fits for each chip and dcp, and draw it."""
-    from cpkit.cli.model_names import ending_bits, known_model
     from cpkit.report.pictures.capacity import draw_capacity, fits
     from cpkit.sizing.chips import chip
     from cpkit.sizing.figures import Figure
@@ -103,15 +88,14 @@ def draw_capacity(args: argparse.Namespace) -> str:
     names = [name.strip() for name in args.chips.split(",")]
     if len(set(names)) != len(names) or len(names) > MAX_LINES:
         raise InputError(f"--chips {args.chips}: up to {MAX_LINES} chips, each once")
-    name = known_model(args.model)
-    model = load_model(name)
+    sized = read_sized_model(args)
     limits = Limits(
-        config=published_fields(*load_config(name)),
-        max_model_len=model.max_model_len if args.max_model_len is None else args.max_model_len,
+        config=sized.config,
+        max_model_len=sized.max_model_len,
         weights=None if args.weights_gib is None else Figure(args.weights_gib * (1 << 30), "given", "--weights-gib"),
-        weight_bits=ending_bits(args.model) if args.weight_bits is None else args.weight_bits,
+        weight_bits=sized.weight_bits,
     )
-    lines = [fits(model, args.engine, chip(one), limits, tp=args.tp, pcp=args.pcp) for one in names]
+    lines = [fits(sized.model, args.engine, chip(one), limits, tp=args.tp, pcp=args.pcp) for one in names]
     return draw_capacity(lines, args.out)
 
 
@@ -121,9 +105,9 @@ def draw_ttft(args: argparse.Namespace) -> str:
     from cpkit.report.pictures.ttft import TtftSetting, draw_ttft, prefill_curve
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
-    from cpkit.sizing.weights import load_weights
 
-    model = load_model(args.model)
+    sized = read_sized_model(args)
+    model = sized.model
     contexts = tuple(sorted(set(args.contexts or CONTEXTS)))
     if contexts[0] < 1 or contexts[-1] > model.max_model_len:
         raise InputError(f"--contexts: from 1 to {model.max_model_len} tokens, the model's longest request")
@@ -136,7 +120,7 @@ def draw_ttft(args: argparse.Namespace) -> str:
         )
     setting = TtftSetting(
         model=model,
-        weights=load_weights(args.model, model, weight_bits=args.weight_bits),
+        weights=sized.weights(),
         chip=chip(args.chip),
         tp=args.tp,
         budget=default_budget(model, max_num_batched_tokens=args.max_num_batched_tokens),

@@ -47,13 +47,36 @@ def check_folder(path: str) -> None:
         raise InputError(f"{path}: there is no folder {Path(path).parent}")
 
 
-def check_different(**paths: str | None) -> None:
-    """Refuse one file for two outputs, by the flags' names; raises InputError."""
+def check_writable(path: str) -> None:
+    """Refuse an output file that could not be written, before the work; raises InputError, or OSError with the cause.
+
+    What is there stays as it is. Pipes and devices are left alone: opening one may wait for its reader.
+    """
+    check_folder(path)
+    file = Path(path).resolve()  # of a link to nothing yet, what it will lead to
+    is_new = not file.exists()
+    if is_new or file.is_file():
+        file.open("ab").close()
+        if is_new:
+            file.unlink()
+
+
+def check_outputs(source: str, **paths: str | None) -> None:
+    """Refuse files that could not be written, one file for two outputs, and one that is the source; by flags' names.
+
+    None is no file, nor is - for json, which is printed. Raises InputError, or OSError with the cause.
+    """
     flag_of: dict[Path, str] = {}
     for name, path in paths.items():
-        if path in (None, "-"):
+        if path is None or (name, path) == ("json", "-"):
             continue
-        other = flag_of.setdefault(Path(path).resolve(), name)
+        if path == "-":
+            raise InputError(f"--{name} -: only --json can be printed; name a file")
+        check_writable(path)
+        place = Path(path).resolve()
+        if place == Path(source).resolve():
+            raise InputError(f"{path}: --{name} would write over what is read")
+        other = flag_of.setdefault(place, name)
         if other != name:
             raise InputError(f"{path}: --{other} and --{name} would both write it")
 

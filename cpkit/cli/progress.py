@@ -1,5 +1,6 @@
 """One line on a terminal that says how far a replay has come."""
 
+import os
 import sys
 from collections.abc import Callable
 from time import monotonic
@@ -20,7 +21,8 @@ class StatusLine:
         """Draw the line, at most a few times a second."""
         if self._shown and monotonic() >= self._next:
             self._next = monotonic() + EVERY_S
-            print(f"\r{text()}\033[K", end="", file=sys.stderr, flush=True)
+            room = max(_columns() - 1, 1)  # a line that wraps could not be redrawn in place
+            print(f"\r{text()[:room]}\033[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take the line away before a report."""
@@ -41,6 +43,14 @@ class ProgressLine:
     def clear(self) -> None:
         """Take the line away before a report."""
         self._line.clear()
+
+
+def _columns() -> int:
+    """Of the terminal behind stderr; some say 0, which is not known."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def progress_text(progress: Progress) -> str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import INTERRUPTED, VIOLATED
 from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, read_settings
-from cpkit.cli.output import check_folder, emit, write_json
+from cpkit.cli.output import check_folder, check_outputs, emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.cli.simulate_pictures import Pictures, add_picture_flags
+from cpkit.cli.sized_model import add_overlap
 from cpkit.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -113,13 +114,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--weight-bits", type=whole_number, metavar="N", help="--cost: bits of a weight (default: the config's, or 8)"
     )
-    replay.add_argument(
-        "--overlap",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="--cost: share of the collectives that runs behind computation (default: 0)",
-    )
+    add_overlap(replay, "--cost: ")
     replay.add_argument(
         "--processes",
         type=whole_number,
@@ -157,8 +152,8 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.simulate.loop import simulate
     from cpkit.workload.traces import read_trace
 
-    for path in ("-" if args.json is None else args.json, args.save_violation):
-        check_folder(path)
+    check_outputs(args.trace, json=args.json, timeline=args.timeline, html=args.html)
+    check_folder(args.save_violation)  # most replays do not write it
     settings = read_settings(args)
     clock = read_clock(args, settings)
     pool = _pool(args, settings)

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cpkit.cli.output import check_different, check_folder
 from cpkit.cli.parser import int_list, whole_number
 from cpkit.errors import ConfigError
 
@@ -48,10 +47,6 @@ class Pictures:
         from cpkit.report.html_levels import Levels
         from cpkit.report.timeline import Timeline, default_ranks
 
-        for path in (args.timeline, args.html):
-            if path is not None:
-                check_folder(path)
-        check_different(json=args.json, timeline=args.timeline, html=args.html)
         self._args, self._settings = args, settings
         self._levels = Levels() if args.html is not None else None
         self._timeline: Timeline | None = None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import INTERRUPTED
 from cpkit.cli.options import MERGES
-from cpkit.cli.output import check_different, check_folder, emit, write_json
+from cpkit.cli.output import check_outputs, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
+from cpkit.cli.sized_model import add_longest, add_model_flags, add_overlap, read_sized_model
 from cpkit.errors import ConfigError
-from cpkit.model import MODELS, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.sizing.memory.deployment import Limits
@@ -50,13 +50,10 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--load", type=positive_number, default=1.0, metavar="X", help="come this many times as fast (default: 1)"
     )
-    parser.add_argument(
-        "--model", default="deepseek-v3.2", help=f"one of {', '.join(MODELS)}, or the path of a config.json"
-    )
+    add_model_flags(parser)
     parser.add_argument("--chip", default="h200", help="chip (default: %(default)s)")
     parser.add_argument("--engine", choices=ENGINES, default="cpkit", help="whose rules count (default: %(default)s)")
-    parser.add_argument("--weight-bits", type=whole_number, metavar="N", help="of a weight (default: config, or 8)")
-    parser.add_argument("--max-model-len", type=whole_number, metavar="N", help="longest request (default: model)")
+    add_longest(parser)
     parser.add_argument("--max-num-seqs", type=whole_number, default=256, metavar="N", help="of a step (default: 256)")
     tried = parser.add_argument_group("what is tried")
     tried.add_argument(
@@ -65,9 +62,15 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     tried.add_argument(
         "--batch-tokens", type=int_list, default=[2048, 8192], metavar="N,N", help="of a step (default: 2048,8192)"
     )
-    tried.add_argument("--partitions", default="head-tail", metavar="NAME,NAME", help="of prompts (default: head-tail)")
     tried.add_argument(
-        "--interleaves", type=int_list, default=[0], metavar="N,N", help="tokens; 0: the block size (default: 0)"
+        "--partitions", default="", metavar="NAME,NAME", help="of prompts (default: head-tail; sglang's: round-robin)"
+    )
+    tried.add_argument(
+        "--interleaves",
+        type=int_list,
+        default=[0],
+        metavar="N,N",
+        help="tokens; 0: the block size, sglang's: 1 (default: 0)",
     )
     tried.add_argument(
         "--dcp-comm-backend", choices=MERGES, default=MERGES[0], help="how DCP ranks merge (default: %(default)s)"
@@ -75,9 +78,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     tried.add_argument(
         "--limit", type=whole_number, metavar="N", help="replay so many, chosen by a rough estimate (default: all)"
     )
-    tried.add_argument(
-        "--overlap", type=float, default=0.0, metavar="SHARE", help="of collectives behind computation (default: 0)"
-    )
+    add_overlap(tried)
     aim = parser.add_argument_group("what is asked of it")
     aim.add_argument(
         "--ttft", type=positive_number, default=10.0, metavar="S", help="time to first token, p99 (default: 10)"
@@ -116,44 +117,43 @@ def run(args: argparse.Namespace) -> int:
     from time import perf_counter
 
     from cpkit.cli.progress import StatusLine
-    from cpkit.report.sweep_report import sweep_data, sweep_report
+    from cpkit.report.sweep_report import SweepFacts, sweep_data, sweep_report
     from cpkit.sizing.chips import chip
     from cpkit.sizing.sweep.candidates import sort_out
     from cpkit.sizing.sweep.choice import Aim, choose
-    from cpkit.sizing.sweep.run import Results, run_sweep, screen
+    from cpkit.sizing.sweep.results import Results
+    from cpkit.sizing.sweep.run import run_sweep, screen, source_kinds
 
-    for path in (args.json, args.results):
-        if path not in (None, "-"):
-            check_folder(path)
-    check_different(results=args.results, json=args.json)
+    check_outputs(args.trace, results=args.results, json=args.json)
     start = perf_counter()
+    processes, choices = num_processes(args.processes), _choices(args)
     setting, limits = read_setting(args)
     trace = read_requests(args)
-    results = Results(None if args.results is None else Path(args.results), trace, setting)
-    allowed, refused = sort_out(setting.model, chip(setting.chip), args.engine, limits, _choices(args), setting.merge)
-    chosen, left_out = screen(allowed, trace, setting, args.limit)
     line = StatusLine()
 
     def show(progress: "SweepProgress") -> None:
         took = perf_counter() - start
         line.show(lambda: f"{progress.num_done}/{progress.num_all} deployments   {took:,.0f} s   {progress.latest}")
 
-    try:
-        outcomes, failed = run_sweep(
-            chosen, trace, setting, results, processes=num_processes(args.processes), on_progress=show
-        )
-    except KeyboardInterrupt:
-        line.clear()
-        print(f"cpkit sweep: interrupted; {_kept(args.results, len(results.outcomes))}", file=sys.stderr)
-        return INTERRUPTED
-    finally:
-        line.clear()
-    aim = Aim(args.ttft, args.tpot)
-    choice, refused = choose(outcomes, aim), [*refused, *left_out, *failed]
+    with Results(None if args.results is None else Path(args.results), trace, setting) as results:
+        allowed, refused = sort_out(setting.model, chip(setting.chip), args.engine, limits, choices, setting.merge)
+        chosen, left_out = screen(allowed, trace, setting, args.limit)
+        try:
+            outcomes, failed = run_sweep(chosen, trace, setting, results, processes=processes, on_progress=show)
+        except KeyboardInterrupt:
+            line.clear()
+            print(f"cpkit sweep: interrupted; {_kept(args.results, len(results.outcomes))}", file=sys.stderr)
+            return INTERRUPTED
+        finally:
+            line.clear()
+    choice = choose(outcomes, Aim(args.ttft, args.tpot))
+    take = [one for one in chosen if choice.take is not None and one.candidate == choice.take.candidate]
+    kinds = source_kinds(take[0], trace, setting) if take else {}
+    facts = SweepFacts(trace, setting, [*refused, *left_out, *failed], kinds, perf_counter() - start)
     if args.json is not None:
-        write_json(args.json, sweep_data(trace, setting, choice, refused, aim))
+        write_json(args.json, sweep_data(choice, facts))
     if args.json != "-":
-        emit(sweep_report(trace, setting, choice, refused, perf_counter() - start))
+        emit(sweep_report(choice, facts))
     return 0
 
 
@@ -170,18 +170,20 @@ def read_setting(args: argparse.Namespace) -> "tuple[SweepSetting, Limits]":
     from cpkit.sizing.cost.assumptions import Assumptions
     from cpkit.sizing.memory.deployment import Limits
     from cpkit.sizing.sweep.replay import SweepSetting
-    from cpkit.sizing.weights import load_weights
 
-    model = load_model(args.model)
-    longest = model.max_model_len if args.max_model_len is None else args.max_model_len
-    config = published_fields(*load_config(args.model))
-    limits = Limits(config, longest, weight_bits=args.weight_bits, budget={"max_num_seqs": args.max_num_seqs})
+    sized = read_sized_model(args)
+    limits = Limits(
+        sized.config,
+        sized.max_model_len,
+        weight_bits=sized.weight_bits,
+        budget={"max_num_seqs": args.max_num_seqs},
+    )
     setting = SweepSetting(
-        model=model,
-        weights=load_weights(args.model, model, weight_bits=args.weight_bits),
+        model=sized.model,
+        weights=sized.weights(),
         chip=chip(args.chip).name,
-        budget=default_budget(model, max_num_seqs=args.max_num_seqs),
-        max_model_len=longest,
+        budget=default_budget(sized.model, max_num_seqs=args.max_num_seqs),
+        max_model_len=sized.max_model_len,
         engine=args.engine,
         merge=args.dcp_comm_backend,
         assumptions=Assumptions(overlap=args.overlap),

@@ -137,10 +137,10 @@ def make_sweep(num):
 def test_both_files_of_a_sweep_are_read(tmp_path):
     outcomes = make_sweep(3).outcomes
     lines = tmp_path / "results.jsonl"
-    head = {"format": "cpkit-sweep-1", "cpkit": "0", "sweep": "x"}
+    head = {"format": "cpkit-sweep-1", "cpkit": "0", "trace": "t.csv", "model": "m", "chip": "h200", "sweep": "x"}
     text = "".join(json.dumps(row) + "\n" for row in [head, *(one.to_json() for one in outcomes)])
     lines.write_text(text + '{"cut short by an inter')
-    assert read_sweep(lines).outcomes == outcomes
+    assert read_sweep(lines) == Sweep(outcomes, "m on h200, t.csv", Aim())
     report = tmp_path / "report.json"
     data = {"format": "cpkit-sweep-report-1", "model": "m", "chip": "h200", "trace": {"name": "t.csv"}}
     data |= {"aim": {"ttft_p99_s": 3.0, "tpot_p99_s": 0.05}, "best": [outcomes[0].to_json()]}

@@ -9,12 +9,12 @@ from cpkit.errors import InputError
 from cpkit.report.sweep_report import FORMAT as REPORT_FORMAT
 from cpkit.sizing.sweep.choice import Aim
 from cpkit.sizing.sweep.replay import Outcome
-from cpkit.sizing.sweep.run import FORMAT as RESULTS_FORMAT
+from cpkit.sizing.sweep.results import FORMAT as RESULTS_FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """outcomes: all that were replayed. subject: model, chip and trace where the file tells them. aim: asked for."""
+    """outcomes: all that were replayed. subject: model, chip and trace. aim: asked for."""
 
     outcomes: tuple[Outcome, ...]
     subject: str
@@ -30,7 +30,7 @@ def read_sweep(path: Path | str) -> Sweep:
         if found == RESULTS_FORMAT:
             whole_lines = text.rpartition("\n")[0].splitlines()[1:]  # the last one may still be being written
             outcomes = [Outcome.from_json(json.loads(line)) for line in whole_lines]
-            sweep = Sweep(tuple(outcomes), Path(path).name, Aim())
+            sweep = Sweep(tuple(outcomes), _subject(head["model"], head["chip"], head["trace"]), Aim())
         elif found == REPORT_FORMAT:
             sweep = _from_report(head)
         else:
@@ -49,4 +49,8 @@ def _from_report(data: dict[str, Any]) -> Sweep:
     ]
     outcomes = tuple(Outcome.from_json(one) for one in [*data["best"], *losers])
     aim = Aim(data["aim"]["ttft_p99_s"], data["aim"]["tpot_p99_s"])
-    return Sweep(outcomes, f"{data['model']} on {data['chip']}, {data['trace']['name']}", aim)
+    return Sweep(outcomes, _subject(data["model"], data["chip"], data["trace"]["name"]), aim)
+
+
+def _subject(model: str, chip: str, trace: str) -> str:
+    return f"{model} on {chip}, {trace}"

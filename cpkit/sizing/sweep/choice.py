@@ -53,10 +53,12 @@ class Loser:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """best: outcomes that none beats, in the order of GPUs and first token. losers: the others. take: the one to take,
-    which is of the best; None without outcomes. why: the reasons, a sentence each.
+    """aim: what was asked for, with what cannot be avoided. best: outcomes that none beats, in the order of GPUs and
+    first token. losers: the others. take: the one to take, which is of the best; None without outcomes. why: the
+    reasons, a sentence each.
     """
 
+    aim: Aim
     best: tuple[Outcome, ...]
     losers: tuple[Loser, ...]
     take: Outcome | None
@@ -78,7 +80,7 @@ def choose(outcomes: Sequence[Outcome], aim: Aim) -> Choice:
     best.sort(key=lambda outcome: (outcome.candidate.gpus, outcome.ttft_s[1]))
     take = _take(best, aim)
     why = _why(take, outcomes, aim) if take is not None else ()
-    return Choice(tuple(best), tuple(losers), take, why)
+    return Choice(aim, tuple(best), tuple(losers), take, why)
 
 
 def figures(outcome: Outcome) -> tuple[float, float, float, float]:
@@ -101,9 +103,14 @@ def beats(one: Outcome, other: Outcome) -> bool:
 
 def _sign(a: float, b: float) -> int:
     """1 for better, -1 for worse, 0 for equal within EQUAL."""
-    if abs(a - b) <= EQUAL * max(abs(a), abs(b)):
+    if not differs(a, b):
         return 0
     return 1 if a > b else -1
+
+
+def differs(a: float, b: float) -> bool:
+    """Two figures are further apart than EQUAL."""
+    return abs(a - b) > EQUAL * max(abs(a), abs(b))
 
 
 def _take(best: Sequence[Outcome], aim: Aim) -> Outcome | None:
@@ -125,8 +132,19 @@ def _why(take: Outcome, outcomes: Sequence[Outcome], aim: Aim) -> tuple[str, ...
         others = [outcome for outcome in same if _kind(outcome) == kind]
         if others and kind != _kind(take):
             other = min(others, key=aim.miss)
-            said.append(f"{name}, at best {other.candidate.name}: {_comparison(take, other)}{_cause(other, take)}")
-    return tuple(said)
+            said.append(f"{name}, at best {other.candidate.name}: {_instead(other, take)}{_cause(other, take)}")
+    return (*said, *_other_gpus_text(take, outcomes, aim))
+
+
+def _other_gpus_text(take: Outcome, outcomes: Sequence[Outcome], aim: Aim) -> Iterator[str]:
+    """What the next smaller and the next larger number of GPUs would have given."""
+    numbers = sorted({outcome.candidate.gpus for outcome in outcomes})
+    at = numbers.index(take.candidate.gpus)
+    for number in (*numbers[max(at - 1, 0) : at], *numbers[at + 1 : at + 2]):
+        other = min((outcome for outcome in outcomes if outcome.candidate.gpus == number), key=aim.miss)
+        kept = "" if aim.miss(other) <= 1 else ", which does not keep it"
+        where = f"on {number:,} GPU{'s' if number > 1 else ''}"
+        yield f"{where}, at best {other.candidate.name}{kept}: {_instead(other, take)}"
 
 
 def _kind(outcome: Outcome) -> tuple[bool, bool]:
@@ -157,7 +175,12 @@ def _room_text(take: Outcome, same: Sequence[Outcome]) -> Iterator[str]:
         )
 
 
-def _comparison(one: Outcome, other: Outcome) -> str:
+def _instead(other: Outcome, take: Outcome) -> str:
+    """What another one would have given."""
+    return _comparison(other, take, "instead of") or "figures as good"
+
+
+def _comparison(one: Outcome, other: Outcome, beside: str = "against") -> str:
     """Figures that differ, `one` first."""
     parts = [
         ("first token p99", one.ttft_s[1], other.ttft_s[1], _seconds),
@@ -165,7 +188,7 @@ def _comparison(one: Outcome, other: Outcome) -> str:
         ("tokens/s a GPU", one.tokens_s_gpu, other.tokens_s_gpu, lambda value: f"{value:,.0f}"),
         ("room for tokens", one.capacity, other.capacity, lambda value: f"{value / 1e6:,.2f}M"),
     ]
-    return ", ".join(f"{name} {show(a)} against {show(b)}" for name, a, b, show in parts if _sign(a, b))
+    return ", ".join(f"{name} {show(a)} {beside} {show(b)}" for name, a, b, show in parts if _sign(a, b))
 
 
 def _seconds(value: float) -> str:

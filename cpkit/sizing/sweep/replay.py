@@ -9,12 +9,13 @@ import numpy as np
 from cpkit.arrays import FloatArray
 from cpkit.budget import Budget
 from cpkit.model import Model
+from cpkit.planner.partition import STRATEGIES
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
 from cpkit.sizing.cost.clock import QuickClock
 from cpkit.sizing.cost.model import CostModel
-from cpkit.sizing.sweep.candidates import Candidate
+from cpkit.sizing.sweep.candidate import Candidate
 from cpkit.sizing.weights import ModelWeights
 from cpkit.topology import Topology
 from cpkit.workload.request import Request, Trace
@@ -76,6 +77,8 @@ class Outcome:
         """An outcome from a results file; raises ValueError, TypeError or KeyError where there is none."""
         pairs = {name: _read_pair(data[name]) for name in ("ttft_s", "tpot_s", "queue_s")}
         candidate = Candidate(**data["candidate"])
+        if candidate.partition not in STRATEGIES:
+            raise ValueError(f"partition={candidate.partition!r}: it is none")
         numbers = {**data["candidate"], **data}
         for name in numbers.keys() - pairs.keys() - {"candidate", "partition"}:
             if not isinstance(numbers[name], int | float):

@@ -1,32 +1,27 @@
-"""A sweep: choose what to replay, replay it on several processes, keep every result in a file as it comes.
+"""A sweep: choose what to replay, replay it on several processes, keep every result as it comes."""
 
-A results file is JSON lines: what the sweep is of, then one line a candidate. Started again with the same file a sweep
-goes on where it was; a file of another sweep is refused.
-"""
-
-import json
 import multiprocessing
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-import cpkit
 from cpkit.batch import Batch
-from cpkit.digest import digest
-from cpkit.errors import ConfigError, InputError, PlanError
+from cpkit.errors import ConfigError, PlanError
 from cpkit.processes import interrupts_held, interrupts_ignored, leave_with_parent
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.model import CostModel
-from cpkit.sizing.sweep.candidates import Allowed, Candidate, Refused
+from cpkit.sizing.cost.step import StepCost
+from cpkit.sizing.sweep.candidate import Candidate
+from cpkit.sizing.sweep.candidates import Allowed, Refused
 from cpkit.sizing.sweep.replay import Outcome, SweepSetting, replay
+from cpkit.sizing.sweep.results import Results
 from cpkit.workload.request import Trace
 
-FORMAT = "cpkit-sweep-1"
 SCREEN_BATCH = 64
 """Decodes of the step that screening times, where the pool holds so many."""
 
@@ -48,56 +43,6 @@ class _Job:
     setting: SweepSetting
     candidate: Candidate
     num_blocks: int
-
-
-class Results:
-    """The results file of a sweep, or none where path is None."""
-
-    def __init__(self, path: Path | None, trace: Trace, setting: SweepSetting) -> None:
-        self._path = path
-        self._header = {"format": FORMAT, "cpkit": cpkit.__version__, "sweep": sweep_digest(trace, setting)}
-        self.outcomes: dict[Candidate, Outcome] = {}
-        if path is None:
-            return
-        if path.exists() and path.stat().st_size:
-            self._read(path)
-        else:
-            path.write_text(json.dumps(self._header) + "\n", encoding="utf-8")
-
-    def add(self, outcome: Outcome) -> None:
-        """Keep one more."""
-        self.outcomes[outcome.candidate] = outcome
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(outcome.to_json()) + "\n")
-
-    def _read(self, path: Path) -> None:
-        """Outcomes of earlier runs; a last line that an interrupt cut short is dropped."""
-        try:
-            text = path.read_text(encoding="utf-8")
-            lines = text.splitlines()
-            header = json.loads(lines[0])
-            found = [Outcome.from_json(json.loads(line)) for line in lines[1 : len(lines) - (not text.endswith("\n"))]]
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path}: not the results of a sweep ({error}); name another file") from error
-        if header != self._header:
-            raise InputError(f"{path}: results of another sweep (trace, model, chip, limits or version differ)")
-        if not text.endswith("\n"):
-            path.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
-        self.outcomes = {outcome.candidate: outcome for outcome in found}
-
-
-def sweep_digest(trace: Trace, setting: SweepSetting) -> str:
-    """A fingerprint of everything that outcomes depend on but the candidate."""
-    requests = [
-        (
-            [request.prompt_len, request.output_len, -1 if request.depends_on is None else request.depends_on],
-            repr((request.arrival_s, request.think_time_s, request.hash_block_size)),
-            request.block_hashes,
-        )
-        for request in trace.requests
-    ]
-    return digest((requests, repr(setting)))
 
 
 def screen(
@@ -138,7 +83,15 @@ def screen(
 
 
 def gpu_seconds(one: Allowed, trace: Trace, setting: SweepSetting) -> float:
-    """Seconds that GPUs spend on an average request: its prompt in full steps, its outputs in steps of many decodes."""
+    """Seconds that GPUs spend on an average request."""
+    steps_s = sum(number * step.seconds() for step, number in average_request(one, trace, setting))
+    return one.memory.settings.topology.replica_size * steps_s
+
+
+def average_request(one: Allowed, trace: Trace, setting: SweepSetting) -> list[tuple[StepCost, float]]:
+    """An average request as costed steps, and how many of each: its prompt in full steps, its outputs in steps of many
+    decodes.
+    """
     candidate, memory = one.candidate, one.memory
     prompt = max(int(np.mean([request.prompt_len for request in trace.requests])), 2)
     output = float(np.mean([request.output_len for request in trace.requests]))
@@ -149,8 +102,20 @@ def gpu_seconds(one: Allowed, trace: Trace, setting: SweepSetting) -> float:
     num_decodes = max(1, min(SCREEN_BATCH, budget.max_num_seqs, memory.tokens // prompt))
     prefill = Batch.from_lens([prompt], [query], [prompt])
     decodes = Batch.from_lens([prompt] * num_decodes, [1] * num_decodes, [prompt - 1] * num_decodes)
-    prefill_s, decode_s = (cost.step_cost(settings.plan(batch, 0)).seconds() for batch in (prefill, decodes))
-    return settings.topology.replica_size * (prefill_s * prompt / query + decode_s * output / num_decodes)
+    numbers = (prompt / query, output / num_decodes)
+    return [
+        (cost.step_cost(settings.plan(batch, 0)), number)
+        for batch, number in zip((prefill, decodes), numbers, strict=True)
+    ]
+
+
+def source_kinds(one: Allowed, trace: Trace, setting: SweepSetting) -> dict[str, float]:
+    """Seconds of an average request by the kind of their source."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for step, number in average_request(one, trace, setting):
+        for kind, seconds in step.seconds_by_kind().items():
+            found[kind] += number * seconds
+    return dict(found)
 
 
 def run_sweep(
@@ -171,6 +136,7 @@ def run_sweep(
     failed: list[Refused] = []
     done = len(chosen) - len(missing)
     jobs = [_Job(trace, setting, one.candidate, one.memory.num_blocks) for one in missing]
+    on_progress(SweepProgress(done, len(chosen), "starting"))
     for candidate, outcome in _replayed(jobs, processes):
         done += 1
         if isinstance(outcome, str):

@@ -1,0 +1,79 @@
+"""A model whose weights are counted too: the flags that `sweep` and `draw` share, and what they mean."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpkit.cli.model_names import ending_bits, known_model
+from cpkit.cli.parser import whole_number
+from cpkit.model import MODELS, Model, load_config, load_model, published_fields
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from cpkit.sizing.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizedModel:
+    """name: shipped, or a path. config: its published fields. weight_bits: as asked for, or as the name that was given
+    ends; None: the config's. max_model_len: longest request, in tokens.
+    """
+
+    name: str
+    model: Model
+    config: dict[str, Any]
+    weight_bits: int | None
+    max_model_len: int
+
+    def weights(self) -> "ModelWeights":
+        """The weights counted; raises ConfigError."""
+        from cpkit.sizing.weights import load_weights
+
+        return load_weights(self.name, self.model, weight_bits=self.weight_bits)
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --model and --weight-bits."""
+    parser.add_argument(
+        "--model",
+        default="deepseek-v3.2",
+        help=f"one of {', '.join(MODELS)}, or the path of a config.json (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--weight-bits",
+        type=whole_number,
+        metavar="N",
+        help="16, 8 or 4 (default: the name's or the config's, or 8)",
+    )
+
+
+def add_longest(parser: argparse.ArgumentParser) -> None:
+    """Add --max-model-len, where it decides what fits."""
+    parser.add_argument(
+        "--max-model-len", type=whole_number, metavar="N", help="longest request (default: the model's)"
+    )
+
+
+def add_overlap(parser: argparse._ActionsContainer, belongs_to: str = "") -> None:
+    """Add --overlap, an assumption of the cost model; belongs_to: the flag that it needs, like `--cost: `."""
+    parser.add_argument(
+        "--overlap",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help=f"{belongs_to}share of the collectives that runs behind computation (default: 0)",
+    )
+
+
+def read_sized_model(args: argparse.Namespace) -> SizedModel:
+    """The model that the flags name; raises ConfigError or InputError."""
+    name = args.model if Path(args.model).exists() else known_model(args.model)
+    model = load_model(name)
+    asked = getattr(args, "max_model_len", None)  # a command without the flag plans no longer request than the model's
+    return SizedModel(
+        name=name,
+        model=model,
+        config=published_fields(*load_config(name)),
+        weight_bits=ending_bits(args.model) if args.weight_bits is None else args.weight_bits,
+        max_model_len=model.max_model_len if asked is None else asked,
+    )

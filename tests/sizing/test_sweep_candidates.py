@@ -1,0 +1,117 @@
+"""Which deployments a sweep tries, and which of them it replays."""
+
+import pytest
+
+from cpkit.cli.launch_line import read_launch_line
+from cpkit.cli.main import make_parser
+from cpkit.cli.options import read_settings
+from cpkit.errors import ConfigError
+from cpkit.planner.partition import STRATEGIES
+from cpkit.sizing.sweep.candidate import Candidate
+from cpkit.sizing.sweep.candidates import Choices, candidates
+from cpkit.sizing.sweep.engines import engine_flags, engine_sizes
+from cpkit.sizing.sweep.run import screen
+from tests.sizing.sweeps import TRACE, make_allowed, make_setting
+
+
+def test_candidates_are_every_legal_world_once():
+    found = [(c.tp, c.pcp, c.dcp) for c in candidates(Choices((8,)), "cpkit", 64)]
+    expected = {
+        (tp, pcp, dcp)
+        for tp in (1, 2, 4, 8)
+        for pcp in (1, 2, 4, 8)
+        if tp * pcp <= 8
+        for dcp in ([d for d in (1, 2, 4, 8) if tp % d == 0] if pcp == 1 else {1, pcp, tp * pcp})
+    }
+    assert len(found) == len(set(found)) and set(found) == expected
+    doubled = list(candidates(Choices((8,), (2048, 8192), ("head_tail", "round_robin"), (1, 0)), "cpkit", 64))
+    names = [c.name for c in doubled]
+    assert (
+        len(set(names))
+        == len(names)
+        == sum(2 * (2 if pcp > 1 else 1) * (2 if dcp > 1 else 1) for _, pcp, dcp in expected)
+    )
+
+
+def test_the_others_are_refused_with_the_reason():
+    allowed, refused = make_allowed()
+    assert len(allowed) + len(refused) == len(list(candidates(Choices((8,)), "cpkit", 64)))
+    assert all(one.candidate.tp * one.candidate.pcp == 8 for one in allowed), "half of 8 H200 does not hold the weights"
+    assert all("no room for KV on h200" in one.reason for one in refused)
+    _, by_vllm = make_allowed(engine="vllm")
+    assert any(one.reason.startswith("vllm-flashmla-padding") and one.candidate.dcp == 8 for one in by_vllm)
+
+
+@pytest.mark.parametrize(
+    ("choices", "told"),
+    [
+        pytest.param({"partitions": ("zigzag",)}, "zigzag", id="unknown-partition"),
+        pytest.param({"batch_tokens": (2048, 2048)}, "batch tokens 2048, 2048: each once", id="twice"),
+        pytest.param({"interleaves": ()}, "no interleaves to try", id="none"),
+    ],
+)
+def test_choices_that_are_none(choices, told):
+    with pytest.raises(ConfigError, match=told):
+        Choices((8,), **choices)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "partitions", "splits"),
+    [
+        pytest.param("cpkit", "deepseek-v3.2", ("",), {"head_tail"}, id="cpkit-usual"),
+        pytest.param("cpkit", "deepseek-v3.2", ("", "head_tail"), {"head_tail"}, id="usual-named-too"),
+        pytest.param("vllm", "deepseek-v3.2", ("",), {"head_tail"}, id="vllm-usual"),
+        pytest.param("vllm", "deepseek-v3.2", ("contiguous", "round_robin"), set(), id="vllm-has-none"),
+        pytest.param("sglang", "deepseek-v3.2", ("",), {"round_robin"}, id="sglang-usual"),
+        pytest.param("sglang", "deepseek-v3.2", STRATEGIES, {"round_robin"}, id="sglang-v3.2-no-zigzag"),
+        pytest.param("sglang", "glm-5.2", STRATEGIES, {"round_robin", "head_tail"}, id="sglang-zigzag"),
+    ],
+)
+def test_partitions_are_those_of_the_engine(engine, model, partitions, splits):
+    allowed, refused = make_allowed(engine=engine, model=model, partitions=partitions)
+    assert {one.candidate.partition for one in allowed if one.candidate.pcp > 1} == splits
+    wanted = {partition or next(iter(splits)) for partition in partitions}
+    others = {one.candidate.partition for one in refused if f"{engine} has no partition" in one.reason}
+    known = {"cpkit": set(STRATEGIES), "vllm": {"head_tail"}, "sglang": {"head_tail", "round_robin"}}[engine]
+    assert others == wanted - known
+    assert any(one.candidate.pcp == 1 for one in allowed), "one PCP rank splits nothing"
+
+
+def test_sglang_has_no_interleave():
+    allowed, refused = make_allowed(engine="sglang", model="glm-5.2", interleaves=(0, 64))
+    assert {one.candidate.interleave for one in allowed if one.candidate.dcp > 1} <= {1}
+    assert any("sglang has no interleave 64" in one.reason for one in refused)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(8, 1, 1), (4, 2, 8), (1, 8, 1), (8, 1, 4)], ids=lambda sizes: "-".join(map(str, sizes))
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_flags_say_the_candidate(engine, sizes):
+    tp, pcp, dcp = sizes
+    partition = {"vllm": "head_tail", "sglang": "round_robin"}[engine]
+    candidate = Candidate(16, tp, pcp, dcp, 1, 64, partition, 2048)
+    start = {"vllm": "vllm serve m", "sglang": "python -m sglang.launch_server --model-path m"}[engine]
+    line = read_launch_line([f"{start} {engine_flags(candidate, engine, 'a2a')}"])
+    told = engine_sizes(candidate, engine) | {"max_num_batched_tokens": 2048} | ({"merge": "a2a"} if dcp > 1 else {})
+    ones = {"pcp": 1, "dcp": 1}  # what says nothing may be left out
+    assert not line.ignored and ones | line.settings == ones | told
+
+
+@pytest.mark.parametrize("partition", STRATEGIES)
+def test_flags_of_cpkit_plan_the_candidate(partition):
+    candidate = Candidate(16, 4, 2, 8, 32, 64, partition, 2048)
+    args = make_parser().parse_args(["plan", *engine_flags(candidate, "cpkit", "a2a").split()])
+    settings = read_settings(args)
+    topology = settings.topology
+    assert (topology.tp, topology.pcp, topology.dcp, topology.interleave, topology.block_size) == (4, 2, 8, 32, 64)
+    assert (settings.partition, settings.merge) == (partition, "a2a")
+    assert settings.budget.max_num_batched_tokens == 2048
+
+
+def test_screening_keeps_some_of_each_number_of_gpus():
+    allowed, _ = make_allowed((8, 16))
+    kept, left = screen(allowed, TRACE, make_setting(), 6)
+    assert sorted(one.candidate.gpus for one in kept) == [8, 8, 8, 16, 16, 16]
+    assert len(kept) + len(left) == len(allowed) and all("GPU-seconds" in one.reason for one in left)
+    assert screen(allowed, TRACE, make_setting(), None) == (allowed, [])
