@@ -9,7 +9,7 @@ from cpkit.report.sweep_report import LINE, SweepFacts, sweep_data, sweep_report
 from cpkit.sizing.sweep.candidates import Refused
 from cpkit.sizing.sweep.choice import Aim, choose
 from cpkit.workload.request import Request, Trace
-from tests.sizing.sweeps import TRACE, make_setting, outcome
+from tests.sizing.sweep.small import TRACE, make_setting, outcome
 
 
 def facts(trace=TRACE, refused=(), **changes):

@@ -29,7 +29,7 @@ DECODE_STRIDE = 32
 class SweepSetting:
     """What all candidates of a sweep share.
 
-    engine: whose rules and caches decide how many KV blocks there are. budget: all but max_num_batched_tokens is taken
+    engine: whose rules, caches and layers' times count. budget: all but max_num_batched_tokens is taken
     from it. merge: ag_rs or a2a.
     """
 
@@ -115,7 +115,7 @@ def replay(trace: Trace, setting: SweepSetting, candidate: Candidate, num_blocks
     )
     budget = replace(setting.budget, max_num_batched_tokens=candidate.max_num_batched_tokens)
     settings = StepSettings(topology, setting.model, budget, candidate.partition, setting.merge)
-    cost = CostModel(setting.model, setting.weights, topology, chip(setting.chip), setting.assumptions)
+    cost = CostModel(setting.model, setting.weights, topology, chip(setting.chip), setting.assumptions, setting.engine)
     scheduler = Scheduler(
         share_of(trace, candidate.replicas),
         topology,

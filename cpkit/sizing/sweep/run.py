@@ -97,7 +97,9 @@ def average_request(one: Allowed, trace: Trace, setting: SweepSetting) -> list[t
     output = float(np.mean([request.output_len for request in trace.requests]))
     budget = memory.settings.budget
     settings = StepSettings(memory.settings.topology, setting.model, budget, candidate.partition, setting.merge)
-    cost = CostModel(setting.model, setting.weights, settings.topology, chip(setting.chip), setting.assumptions)
+    cost = CostModel(
+        setting.model, setting.weights, settings.topology, chip(setting.chip), setting.assumptions, setting.engine
+    )
     query = min(budget.max_num_batched_tokens, prompt)
     num_decodes = max(1, min(SCREEN_BATCH, budget.max_num_seqs, memory.tokens // prompt))
     prefill = Batch.from_lens([prompt], [query], [prompt])

@@ -11,7 +11,7 @@ from cpkit.sizing.sweep.candidate import Candidate
 from cpkit.sizing.sweep.candidates import Choices, candidates
 from cpkit.sizing.sweep.engines import engine_flags, engine_sizes
 from cpkit.sizing.sweep.run import screen
-from tests.sizing.sweeps import TRACE, make_allowed, make_setting
+from tests.sizing.sweep.small import TRACE, make_allowed, make_setting
 
 
 def test_candidates_are_every_legal_world_once():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cpkit.sizing.sweep.choice import Aim, choose
-from tests.sizing.sweeps import outcome
+from tests.sizing.sweep.small import outcome
 
 
 def test_what_nothing_beats_is_kept_and_the_others_are_told_why():

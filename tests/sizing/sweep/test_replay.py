@@ -7,11 +7,11 @@ import pytest
 
 import cpkit.sizing.sweep.run
 from cpkit.errors import InputError
-from cpkit.sizing.sweep.replay import share_of
+from cpkit.sizing.sweep.replay import replay, share_of
 from cpkit.sizing.sweep.results import Results
-from cpkit.sizing.sweep.run import run_sweep
+from cpkit.sizing.sweep.run import gpu_seconds, run_sweep
 from cpkit.workload.request import Request, Trace
-from tests.sizing.sweeps import TRACE, make_allowed, make_setting, outcome
+from tests.sizing.sweep.small import TRACE, make_allowed, make_setting, outcome
 
 
 def test_a_share_keeps_sessions_whole():
@@ -129,3 +129,14 @@ def test_processes_change_nothing():
         for number in (1, 2)
     )
     assert [replace(each, wall_s=0.0) for each in one] == [replace(each, wall_s=0.0) for each in two]
+
+
+def test_vllms_layers_take_longer_than_the_kernels():
+    one = next(one for one in make_allowed()[0] if one.candidate.pcp == one.candidate.dcp == 1)
+    cpkit_s, vllm_s = (
+        replay(TRACE, make_setting(engine=engine), one.candidate, one.memory.num_blocks).tpot_s[0]
+        for engine in ("cpkit", "vllm")
+    )
+    assert vllm_s > 1.1 * cpkit_s
+    costs = [gpu_seconds(one, TRACE, make_setting(engine=engine)) for engine in ("cpkit", "vllm")]
+    assert costs[1] > costs[0]
