@@ -41,7 +41,8 @@ class Figure:
         """The kind, and of a mixed sum the share of each.  measured; measured 62%, hardware 38%"""
         if not self.parts:
             return self.kind
-        return ", ".join(f"{part.kind} {part.value / self.value:.0%}" for part in self.parts)
+        shares = [(part.kind, part.value / self.value) for part in self.parts]
+        return ", ".join(f"{kind} {share:.0%}" if share >= 0.01 else f"{kind} under 1%" for kind, share in shares)
 
     def __str__(self) -> str:
         return f"{self.value:,.6g} ({self.kind}: {self.source})"

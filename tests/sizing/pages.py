@@ -1,4 +1,4 @@
-"""The tables of docs/doctor.md and docs/published.md, made from the code; run as a program it writes them anew.
+"""The tables of docs/doctor.md, published.md and cost-model.md, made from the code; as a program it writes them anew.
 
     python -m tests.sizing.pages
 
@@ -8,6 +8,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 import re
 from pathlib import Path
 
+from benchmarks import cost_check
 from cpkit.sizing.deployment import FEATURES
 from cpkit.sizing.rules.backends import BACKENDS
 from cpkit.sizing.rules.engines import NOTES, RULES
@@ -15,7 +16,7 @@ from tests.sizing.published.capacity import answers, figures
 from tests.sizing.published.speed import speed_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("doctor.md", "published.md")
+PAGES = ("doctor.md", "published.md", "cost-model.md")
 
 
 def markdown(header, rows):
@@ -102,6 +103,7 @@ TABLES = {
     "capacity": capacity_table,
     "refusals": refusals_table,
     "speed": speed_table,
+    **cost_check.TABLES,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

@@ -1,7 +1,7 @@
 """Seconds of each stage of a layer on one rank, from the amounts of its work."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cpkit.layers import Layer
 from cpkit.sizing.cost.engines import EngineTime
@@ -88,48 +88,51 @@ class RankStages:
         return self._roofline(self.kernels.copy(tokens * row / max(layer.compress_ratio, 1), launches=2))
 
     def index(self, layer: Layer) -> Figure:
-        """What the indexer selects from, and its selection: over DCP of the candidates of every rank."""
-        return add_up(self._index_parts(layer))
+        """What the indexer selects from, and its selection."""
+        return add_up(self.index_parts(layer).values())
 
-    def _index_parts(self, layer: Layer) -> Iterator[Figure]:
+    def index_parts(self, layer: Layer) -> dict[str, Figure]:
+        """Paged rows into a workspace, logits, top-k, and over DCP the selection among the candidates of every rank."""
         assert layer.index is not None, "checked by the caller"
         topology, work = self.plan.topology, self.work.ratios[layer.chunk_ratio]
-        yield self.select(layer)
-        for chunk in work.chunks:  # paged rows into a workspace, and once more where shards are gathered
-            gathers = topology.pcp > 1 and topology.dcp > 1
-            rows = chunk.num_keys * (2 if gathers else self._share_scored(work))
-            yield self._roofline(self.kernels.copy(2 * layer.index.key_bytes * rows, 2 if gathers else 1))
+        gathers = topology.pcp > 1 and topology.dcp > 1  # rows are read once more where shards are gathered
+        copies = [
+            self.kernels.copy(
+                2 * layer.index.key_bytes * chunk.num_keys * (2 if gathers else self._share_scored(work)), 1 + gathers
+            )
+            for chunk in work.chunks
+        ]
+        parts = {"keys": self._roofline(sum(copies))} if copies else {}
+        kernels = [*self._select_decodes(layer), *self._select_prefills(layer)]
+        if kernels:
+            parts["logits"], parts["topk"] = map(add_up, zip(*kernels, strict=True))
         if rows := self.merged_rows(layer):
-            yield self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk)
+            parts["exchange"] = self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk)
+        return parts
 
-    def select(self, layer: Layer) -> Figure:
-        """Logits and top-k alone: of decode rows over this rank's shard, of prefill rows over each chunk."""
-        return add_up([*self._select_decodes(layer), *self._select_prefills(layer)])
-
-    def _select_decodes(self, layer: Layer) -> Iterator[Figure]:
+    def _select_decodes(self, layer: Layer) -> Iterator[tuple[Figure, Figure]]:
+        """Logits and top-k of decode rows over this rank's shard."""
         assert layer.index is not None, "checked by the caller"
         index, work = layer.index, self.work.ratios[layer.chunk_ratio]
-        decodes, kernels = self.work.decode_tokens, self.kernels
+        decodes, reads, kernels = self.work.decode_tokens, self.work.decode_reads, self.kernels
         held = work.decode_keys * work.local_share
         if not decodes or held < 1:
             return
-        logits = kernels.seconds("mqa_logits_decode", self.work.decode_reads, held, index.num_heads)
-        if self.work.decode_reads < decodes:
-            logits = replace(
-                logits, kind="calibrated", source=f"{logits.source}; two tokens of a request read keys once"
-            )
-        yield logits
+        logits = kernels.seconds("mqa_logits_decode", reads, held, index.num_heads)
+        if reads < decodes:
+            logits = Figure(logits.value, "calibrated", f"{logits.source}; two tokens of a request read its keys once")
         alone = kernels.topk_seconds(index.topk, 1, max(work.longest_decode, 1.0), decode=True)
-        yield max(alone, kernels.topk_seconds(index.topk, decodes, held, decode=True), key=_value)
+        yield logits, max(alone, kernels.topk_seconds(index.topk, decodes, held, decode=True), key=_value)
 
-    def _select_prefills(self, layer: Layer) -> Iterator[Figure]:
+    def _select_prefills(self, layer: Layer) -> Iterator[tuple[Figure, Figure]]:
+        """The same of each chunk's prefill rows, run by run."""
         assert layer.index is not None, "checked by the caller"
         index, work, kernels = layer.index, self.work.ratios[layer.chunk_ratio], self.kernels
         for chunk in work.chunks:
             keys = max(chunk.mean_keys * self._share_scored(work), 1.0)
             rows = chunk.tokens / chunk.num_runs
-            yield _times(kernels.seconds("mqa_logits", rows, keys, index.num_heads), chunk.num_runs)
-            yield _times(kernels.topk_seconds(index.topk, rows, keys), chunk.num_runs)
+            logits = kernels.seconds("mqa_logits", rows, keys, index.num_heads)
+            yield _times(logits, chunk.num_runs), _times(kernels.topk_seconds(index.topk, rows, keys), chunk.num_runs)
 
     def _share_scored(self, work: RatioWork) -> float:
         """Part of a prefill's keys that this rank scores: its shard's, or with PCP all."""
