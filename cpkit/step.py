@@ -129,8 +129,9 @@ def plan_step(
     }
     stage = _Stage(batch, topology, model, budget, queries, shards)
     ranks = stage.rank_plans(wanted_ranks(topology, rank))
-    collectives = list_collectives(stage.shape(ranks[0]), topology, model, merge)
-    return StepPlan(batch, topology, model, budget, merge, queries, shards, queries.padded, collectives, ranks)
+    shape = stage.shape(ranks[0])
+    collectives = list_collectives(shape, topology, model, merge)
+    return StepPlan(batch, topology, model, budget, merge, queries, shards, shape.padded, collectives, ranks)
 
 
 def check_limits(batch: Batch, budget: Budget) -> None:
@@ -227,10 +228,11 @@ class _Stage:
             return ()
         dcp, turn = self.topology.dcp, self.shards[ratio].interleave
         together = self.topology.pcp > 1 and dcp > 1
-        bounds = request_row_bounds(req) if together else np.arange(len(req) + 1)
         if together:
-            query_lens = self.queries.largest_share()[req[bounds[:-1]]]
-            context_keys = self.gathered_shards(ratio).shard_keys[req[bounds[:-1]]] * dcp
+            bounds = request_row_bounds(req)
+            req = req[bounds[:-1]]
+            query_lens = self.queries.largest_share()[req]
+            context_keys = self.gathered_shards(ratio).shard_keys[req] * dcp
         else:
             query_lens, context_keys = rows.num_tokens[prefill], rows.seq_lens[prefill] // ratio
         chunks = split_chunks(
@@ -240,7 +242,7 @@ class _Stage:
             max_logits=self.budget.logits,
             span_unit=dcp * turn,
         )
-        return tuple(chunk for chunk in widen(chunks, bounds) if chunk.num_keys)
+        return tuple(chunk for chunk in (widen(chunks, bounds) if together else chunks) if chunk.num_keys)
 
     def gathers(self, rows: Rows, chunks: dict[int, tuple[Chunk, ...]]) -> dict[int, tuple[GatherPlan, ...]]:
         """The gather of each chunk, where keys are gathered at all."""
@@ -251,8 +253,11 @@ class _Stage:
 
     def gathers_of(self, chunks: tuple[Chunk, ...], req: IntArray, shards: Shards) -> tuple[GatherPlan, ...]:
         """The gather of each chunk over keys of one ratio; req: [prefill rows] int64, request of each row."""
+        if not chunks:
+            return ()  # nor is there a request where an idle rank of an empty batch has its one row
+        shard_keys = shards.shard_keys[req]
         return tuple(
-            plan_gather(chunk, req, shards.shard_keys[req], dcp_size=shards.dcp_size, interleave=shards.interleave)
+            plan_gather(chunk, req, shard_keys, dcp_size=shards.dcp_size, interleave=shards.interleave)
             for chunk in chunks
         )
 

@@ -10,12 +10,12 @@ its keys into spans, outside the runs, so that each span is gathered once.
         chunk 2    row 2            keys [8, 10)   queries [0, 2), [2, 4)
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-import numpy as np
-
-from cpkit.arrays import IntArray, ceil_div, prefix_sum
+from cpkit.arrays import IntArray, ceil_div
 from cpkit.errors import PlanError
 
 
@@ -91,43 +91,44 @@ def _split(
     query_lens: IntArray, context_keys: IntArray, workspace_keys: int, max_logits: int, span: Callable[[int], int]
 ) -> list[Chunk]:
     """span: from the keys of a row that alone breaks a budget to the keys gathered at once."""
-    queries, keys = prefix_sum(query_lens), prefix_sum(context_keys)
+    rows_queries, rows_keys = query_lens.tolist(), context_keys.tolist()
+    queries = list(accumulate(rows_queries, initial=0))
+    keys = list(accumulate(rows_keys, initial=0))
     chunks: list[Chunk] = []
     row = 0
-    while row < len(query_lens):
+    while row < len(rows_keys):
         stop = _chunk_stop(queries, keys, row, workspace_keys, max_logits)
         if stop > row:
-            chunks.append(_whole(row, stop, queries, keys, context_keys))
+            num_queries = queries[stop] - queries[row]
+            chunks.append(
+                Chunk(
+                    row_start=row,
+                    row_stop=stop,
+                    key_start=0,
+                    key_stop=max(rows_keys[row:stop]),
+                    num_keys=keys[stop] - keys[row],
+                    num_queries=num_queries,
+                    run=max(1, num_queries),
+                )
+            )
         else:
             stop = row + 1
-            num_keys = int(context_keys[row])
-            chunks.extend(_cut(row, int(query_lens[row]), num_keys, span(num_keys), max_logits))
+            chunks.extend(_cut(row, rows_queries[row], rows_keys[row], span(rows_keys[row]), max_logits))
         row = stop
     return [chunk for chunk in chunks if chunk.num_queries]
 
 
-def _chunk_stop(queries: IntArray, keys: IntArray, row: int, workspace_keys: int, max_logits: int) -> int:
-    """End of the longest run of rows from `row` that keeps both budgets; `row` itself when not even one row does."""
-    stop = int(np.searchsorted(keys, keys[row] + workspace_keys, side="right")) - 1
-    if int(queries[stop] - queries[row]) * int(keys[stop] - keys[row]) <= max_logits:
-        return max(stop, row)
-    num_queries = queries[row + 1 : stop + 1] - queries[row]
-    most_keys = max_logits // np.maximum(num_queries, 1)
-    over = (keys[row + 1 : stop + 1] - keys[row] > most_keys) & (num_queries > 0)
-    return row + int(np.argmax(over))
+def _chunk_stop(queries: list[int], keys: list[int], row: int, workspace_keys: int, max_logits: int) -> int:
+    """End of the longest run of rows from `row` that keeps both budgets; `row` itself when not even one row does.
 
+    queries, keys: of the rows before each, then of all: sums that never fall, and so does their product.
+    """
 
-def _whole(row: int, stop: int, queries: IntArray, keys: IntArray, context_keys: IntArray) -> Chunk:
-    num_queries = int(queries[stop] - queries[row])
-    return Chunk(
-        row_start=row,
-        row_stop=stop,
-        key_start=0,
-        key_stop=int(context_keys[row:stop].max()),
-        num_keys=int(keys[stop] - keys[row]),
-        num_queries=num_queries,
-        run=max(1, num_queries),
-    )
+    def logits(stop: int) -> int:
+        return (queries[stop] - queries[row]) * (keys[stop] - keys[row])
+
+    stop = bisect_right(keys, keys[row] + workspace_keys) - 1
+    return bisect_right(range(stop + 1), max_logits, lo=row, key=logits) - 1
 
 
 def _cut(row: int, num_queries: int, num_keys: int, span: int, max_logits: int) -> Iterator[Chunk]:

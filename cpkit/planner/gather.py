@@ -90,8 +90,9 @@ def plan_gather(
     rows = slice(chunk.row_start, chunk.row_stop)
     bounds = request_row_bounds(row_req[rows])
     row_region = np.arange(len(bounds) - 1).repeat(bounds[1:] - bounds[:-1])
-    shard_keys = row_shard_keys[rows][bounds[:-1]]
-    differs = shard_keys[row_region] != row_shard_keys[rows]
+    row_keys = row_shard_keys[rows]
+    shard_keys = row_keys[bounds[:-1]]
+    differs = shard_keys[row_region] != row_keys
     if differs.any():
         bad = int(differs.argmax()) + chunk.row_start
         raise PlanError(

@@ -43,15 +43,35 @@ def split_decodes_and_prefills(
     num_tokens = num_real if num_tokens is None else num_tokens
     if num_tokens < num_real:
         raise PlanError(f"num_tokens={num_tokens} is below the {num_real} query tokens of the batch: padding adds only")
+    first = leading_decodes(
+        query_lens,
+        is_prefilling,
+        threshold=threshold,
+        require_uniform=require_uniform,
+        treat_short_extends_as_decodes=treat_short_extends_as_decodes,
+    )
+    num_decode_tokens = int(query_lens[:first].sum()) if first < num_rows else num_tokens
+    return BatchSplit(first, num_rows - first, num_decode_tokens, num_tokens - num_decode_tokens)
+
+
+def leading_decodes(
+    query_lens: IntArray,
+    is_prefilling: BoolArray | None = None,
+    *,
+    threshold: int,
+    require_uniform: bool = False,
+    treat_short_extends_as_decodes: bool = True,
+) -> int:
+    """Rows before the first that is no decode, by the rules of split_decodes_and_prefills; raises PlanError."""
+    num_rows = len(query_lens)
     is_prefill = query_lens > threshold
-    if not is_prefill[:1].any():
+    if not (num_rows and is_prefill[0]):
         if require_uniform:
             is_prefill |= (query_lens != query_lens[:1]) & (query_lens != 0)
         if not treat_short_extends_as_decodes:
             is_prefill |= _checked_flags(is_prefilling, num_rows)
-    first = int(is_prefill.argmax()) if is_prefill.any() else num_rows
-    num_decode_tokens = int(query_lens[:first].sum()) if first < num_rows else num_tokens
-    return BatchSplit(first, num_rows - first, num_decode_tokens, num_tokens - num_decode_tokens)
+    prefills = is_prefill.nonzero()[0]
+    return int(prefills[0]) if len(prefills) else num_rows
 
 
 def _checked_flags(is_prefilling: BoolArray | None, num_rows: int) -> BoolArray:

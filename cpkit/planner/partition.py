@@ -45,18 +45,18 @@ class Partition:
     """The cut of a step's query tokens over pcp_size ranks; what it costs grows with requests and ranks, not tokens.
 
     strategy: the name that every rank must share. query_lens: [num_reqs] int64, of the step.
-    mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE.
-    owner: [num_reqs] int64, the rank of a WHOLE request. order: [num_reqs] int64, requests with decodes first.
-    split: [splits] int64, the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2] int64, first token
-    and tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
+    mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE. order: [num_reqs] int64, requests with decodes first.
+    dealt: [dealt] int64, places in order of the WHOLE requests; the j-th is rank j % pcp_size's.
+    split: [splits] int64, places in order of the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2]
+    int64, first token and tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
     """
 
     strategy: str
     pcp_size: int
     query_lens: IntArray
     mode: IntArray
-    owner: IntArray
     order: IntArray
+    dealt: IntArray
     split: IntArray
     piece_start: IntArray
     piece_count: IntArray
@@ -85,24 +85,27 @@ class Partition:
     def largest_share(self) -> IntArray:
         """[num_reqs] int64, the most query tokens of a request that any one rank computes."""
         share = self.query_lens.copy()
-        share[self.split] = self.piece_count.sum(-1).max(0)
+        share[self.order[self.split]] = self.piece_count.sum(-1).max(0)
         return share
 
     def segments(self, rank: int) -> Segments:
         """Segments of one rank."""
-        start = np.zeros((len(self.query_lens), self.piece_count.shape[-1]), np.int64)
+        pieces = self.piece_count.shape[-1]
+        start = np.zeros((len(self.order), pieces), np.int64)  # of what may be the rank's, in order
         count = np.zeros_like(start)
-        count[:, 0] = np.where((self.mode != WHOLE) | (self.owner == rank), self.query_lens, 0)
+        count[:, 0] = self.query_lens[self.order]
+        count[self.dealt, 0] *= np.arange(len(self.dealt)) % self.pcp_size == rank
         start[self.split], count[self.split] = self.piece_start[rank], self.piece_count[rank]
-        start, count = start[self.order], count[self.order]
-        kept = count.ravel() > 0
-        req = np.repeat(self.order, count.shape[1])[kept]
+        kept = count.ravel().nonzero()[0]
+        req = self.order[kept // pieces]
+        mode = self.mode[req]
+        by_turns = (mode == SPLIT) & (self.strategy == "round_robin")
         return Segments(
             req=seal(req),
             start=seal(start.ravel()[kept]),
-            stride=seal(np.where((self.mode[req] == SPLIT) & (self.strategy == "round_robin"), self.pcp_size, 1)),
+            stride=seal(np.where(by_turns, self.pcp_size, 1)),
             count=seal(count.ravel()[kept]),
-            writes_kv=seal((self.mode[req] != REPLICATED) | (rank == 0)),
+            writes_kv=seal((mode != REPLICATED) | (rank == 0)),
         )
 
 
@@ -130,28 +133,26 @@ def partition_queries(
             f"shard_decode_requests with dcp={dcp_size}: the ranks of a DCP group hold one decode's keys together, so "
             "each computes every decode; leave the option out or use dcp=1"
         )
-    mode = np.full(len(query_lens), REPLICATED, np.int64)
-    owner = np.zeros(len(query_lens), np.int64)
-    has_tokens = query_lens > 0
-    if shard_decodes:
-        dealt = (~is_prefilling & has_tokens).nonzero()[0]
-        mode[dealt] = WHOLE
-        owner[dealt] = np.arange(len(dealt)) % pcp_size
-    is_split = is_prefilling & has_tokens
+    order = is_prefilling.argsort(kind="stable")
+    lens = query_lens[order]
+    filled = lens.nonzero()[0]
+    num_decodes = int(filled.searchsorted(len(lens) - np.count_nonzero(is_prefilling)))
+    dealt = filled[: num_decodes if shard_decodes else 0]
+    split = filled[num_decodes:]
     if dcp_size > 1:
-        is_split &= ~too_short(query_lens, pcp_size, strategy)
-    split = is_split.nonzero()[0]
-    mode[split] = SPLIT
-    piece_start, piece_count = _pieces(strategy, query_lens[split], pcp_size)
+        split = split[~too_short(lens[split], pcp_size, strategy)]
+    mode = np.full(len(lens), REPLICATED, np.int64)
+    mode[order[dealt]], mode[order[split]] = WHOLE, SPLIT
+    piece_start, piece_count = _pieces(strategy, lens[split], pcp_size)
     num_tokens = piece_count.sum((1, 2)) + int(query_lens[mode == REPLICATED].sum())
-    np.add.at(num_tokens, owner[mode == WHOLE], query_lens[mode == WHOLE])
+    np.add.at(num_tokens, np.arange(len(dealt)) % pcp_size, lens[dealt])
     return Partition(
         strategy=strategy,
         pcp_size=pcp_size,
         query_lens=freeze(query_lens),
         mode=seal(mode),
-        owner=seal(owner),
-        order=seal(np.argsort(is_prefilling, kind="stable")),
+        order=seal(order),
+        dealt=seal(dealt),
         split=seal(split),
         piece_start=seal(piece_start),
         piece_count=seal(piece_count),

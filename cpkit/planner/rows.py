@@ -16,7 +16,7 @@ import numpy as np
 
 from cpkit.arrays import BoolArray, IntArray, freeze, prefix_sum, seal, spread
 from cpkit.batch import Batch
-from cpkit.planner.order import split_decodes_and_prefills
+from cpkit.planner.order import leading_decodes
 from cpkit.planner.partition import Segments
 
 
@@ -72,24 +72,23 @@ def rank_rows(batch: Batch, segments: Segments, decode_threshold: int, *, split_
     """
     if not len(segments.req):
         return _placeholder(batch)
-    start_pos = batch.num_computed[segments.req] + segments.start
-    seq_lens = start_pos + segments.stride * (segments.count - 1) + 1
-    is_prefilling = start_pos < batch.prompt_lens[segments.req]
-    split = split_decodes_and_prefills(
-        segments.count,
-        batch.is_prefilling[segments.req],
+    req, count = segments.req, segments.count
+    start_pos = batch.num_computed[req] + segments.start
+    num_decodes = leading_decodes(
+        count,
+        batch.is_prefilling[req],
         threshold=decode_threshold,
         treat_short_extends_as_decodes=not split_extends,
     )
     return Rows(
-        req=segments.req,
+        req=req,
         start_pos=seal(start_pos),
         stride=segments.stride,
-        num_tokens=segments.count,
-        seq_lens=seal(seq_lens),
-        is_prefilling=seal(is_prefilling),
-        query_start_loc=seal(prefix_sum(segments.count)),
-        num_decodes=split.num_decodes,
+        num_tokens=count,
+        seq_lens=seal(start_pos + segments.stride * (count - 1) + 1),
+        is_prefilling=seal(start_pos < batch.prompt_lens[req]),
+        query_start_loc=seal(prefix_sum(count)),
+        num_decodes=num_decodes,
     )
 
 

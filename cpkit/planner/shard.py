@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cpkit.arrays import IntArray, freeze
+from cpkit.arrays import IntArray, freeze, seal
 from cpkit.planner.interleave import keys_a_turn, largest_shard, local_lens
 
 
@@ -30,4 +30,6 @@ def shard_kv(seq_lens: IntArray, compress_ratio: int, *, dcp_size: int, interlea
     """Shards of contexts of seq_lens tokens ([num_reqs] int64); interleave in tokens, a multiple of compress_ratio."""
     num_keys = seq_lens // compress_ratio if compress_ratio > 1 else seq_lens
     turn = keys_a_turn(interleave, compress_ratio, dcp_size)
-    return Shards(compress_ratio, dcp_size, turn, freeze(num_keys), freeze(largest_shard(num_keys, dcp_size, turn)))
+    num_keys = freeze(num_keys)
+    shard_keys = seal(largest_shard(num_keys, dcp_size, turn)) if dcp_size > 1 else num_keys
+    return Shards(compress_ratio, dcp_size, turn, num_keys, shard_keys)
