@@ -93,18 +93,33 @@ def table_keys_reference(cache: torch.Tensor, table: KeyTable, dim: int) -> Inde
 
 
 @triton.jit
-def _pages(
-    local_start, block_tables, key_lens, key, here, num_rows, steps, dcp_size, interleave, block_size, num_blocks,
-    width, table_stride, first_key,
+def _keys_of_program(
+    local_start, block_tables, key_lens, num_keys, num_rows, steps, dcp_size, interleave, block_size, num_blocks, width,
+    table_stride, first_key, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Owner, block, offset and existence of each key; what does not exist is in block 0."""
-    row, at, owner, local = find_places(local_start, key, num_rows, steps, dcp_size, interleave)
+    """ROWS keys of the result, which of them are inside it; owner, block, offset and existence of each.
+
+    What does not exist is in block 0.
+    """
+    key = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = key < num_keys
+    key_inside = tl.minimum(key, num_keys - 1)
+    row, at, owner, local = find_places(local_start, key_inside, num_rows, steps, dcp_size, interleave)
     index = local + first_key
     column = index // block_size
     exists = here & (at < tl.load(key_lens + row)) & (column < width)
     block = tl.load(block_tables + row.to(tl.int64) * table_stride + column, mask=exists, other=-1)
     exists = exists & (block >= 0) & (block < num_blocks)
-    return owner, tl.where(exists, block, 0).to(tl.int64), index - column * block_size, exists
+    return key, here, owner, tl.where(exists, block, 0).to(tl.int64), index - column * block_size, exists
+
+
+@triton.jit
+def _copy_from_pages(
+    page, offset, block_size, out_values, out_scales, key, exists, here, WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr
+):
+    """Move the keys at an offset of each page, whose scales lie behind its block_size keys."""
+    from_scales = page + (block_size * WORDS + offset)
+    copy_keys(page + offset * WORDS, from_scales, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
 
 
 _SIZES = [
@@ -123,16 +138,13 @@ def _table_keys_kernel(
     block_size: tl.int32, num_blocks: tl.int32, width: tl.int32, table_stride: tl.int64, first_key: tl.int32,
     page_stride: tl.int64, WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS keys of the result; page_stride in units of UNIT words."""
-    key = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = key < num_keys
-    _, block, offset, exists = _pages(
-        local_start, block_tables, key_lens, tl.minimum(key, num_keys - 1), here, num_rows, steps, dcp_size, interleave,
-        block_size, num_blocks, width, table_stride, first_key,
+    """page_stride: in units of UNIT words."""
+    key, here, _, block, offset, exists = _keys_of_program(
+        local_start, block_tables, key_lens, num_keys, num_rows, steps, dcp_size, interleave, block_size, num_blocks,
+        width, table_stride, first_key, ROWS,
     )  # fmt: skip
     page = cache + block * (page_stride * UNIT)
-    from_scales = page + (block_size * WORDS + offset)
-    copy_keys(page + offset * WORDS, from_scales, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
+    _copy_from_pages(page, offset, block_size, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
 
 
 @triton.jit(
@@ -146,16 +158,13 @@ def _pull_table_keys_kernel(
     page_stride: tl.int64, WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The same from the caches of all ranks; peers: [dcp_size] int64, their addresses, multiples of 16."""
-    key = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = key < num_keys
-    owner, block, offset, exists = _pages(
-        local_start, block_tables, key_lens, tl.minimum(key, num_keys - 1), here, num_rows, steps, dcp_size, interleave,
-        block_size, num_blocks, width, table_stride, first_key,
+    key, here, owner, block, offset, exists = _keys_of_program(
+        local_start, block_tables, key_lens, num_keys, num_rows, steps, dcp_size, interleave, block_size, num_blocks,
+        width, table_stride, first_key, ROWS,
     )  # fmt: skip
     cache = tl.multiple_of(tl.load(peers + owner).to(tl.pointer_type(tl.int32)), (16,))
     page = cache + block * (page_stride * UNIT)
-    from_scales = page + (block_size * WORDS + offset)
-    copy_keys(page + offset * WORDS, from_scales, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
+    _copy_from_pages(page, offset, block_size, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
 
 
 def table_keys(
