@@ -13,17 +13,19 @@ from benchmarks.metadata_slots import BACKENDS, same, works_of
 from benchmarks.timing import Work, time_together
 from cpkit.budget import Budget
 from cpkit.builders.chip import chip_of
-from cpkit.builders.common import RankBatch, Shard, rank_batch
+from cpkit.builders.common import RankBatch, rank_batch
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from cpkit.builders.kpool import KpoolBuilder, KpoolConfig
 from cpkit.builders.swa import SwaBuilder, SwaConfig
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
-from cpkit.kernels.position_slots import compact_shard_slots, gathered_slots, shard_slots
+from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, gathered_slots, shard_slots
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
 from cpkit.kernels.tile_schedule import tile_schedule
+from cpkit.topology import Shard
 
 BLOCK = 64
+SHARD = Shard(dcp_size=8, dcp_rank=3, interleave=64)
 
 
 def row_cases() -> Iterator[Case]:
@@ -103,9 +105,7 @@ def _decodes(num_rows: int = 256, width: int = 2048) -> Iterator[Case]:
         for name in BACKENDS
     }
     works = works_of(
-        lambda out, backend: flat_decodes(
-            loc, lens, table, dcp_size=8, dcp_rank=3, interleave=64, out=out, backend=backend
-        ),
+        lambda out, backend: flat_decodes(loc, lens, table, SHARD, out=out, backend=backend),
         outs,
     )
     parts = ({name: out[at] for name, out in outs.items()} for at in range(5))
@@ -119,20 +119,19 @@ def _positions(num_tokens: int = 4096, k: int = 2048) -> Iterator[Case]:
     positions = torch.randint(-1, 131072, (num_tokens, k), dtype=torch.int32, device="cuda")
     req = torch.arange(num_tokens, dtype=torch.int32, device="cuda") % 64
     table = torch.randint(1, 1 << 20, (64, 2048), dtype=torch.int32, device="cuda")
-    shard = {"dcp_size": 8, "dcp_rank": 3, "interleave": 64, "block_size": BLOCK, "block_stride": BLOCK}
+    asked = positions, req, KeyBlocks(table, BLOCK, BLOCK), SHARD
     outs, counts = ({name: ints(*size) for name in BACKENDS} for size in ((num_tokens, k), (num_tokens,)))
     shape = f"{num_tokens} x {k} positions"
-    works = works_of(lambda out, backend: shard_slots(positions, req, table, **shard, out=out, backend=backend), outs)
+    works = works_of(lambda out, backend: shard_slots(*asked, out=out, backend=backend), outs)
     yield Case("shard_slots", shape, works, 8 * num_tokens * k, same(outs))
     works = works_of(
-        lambda out, backend: compact_shard_slots(
-            positions, req, table, **shard, out=out[0], counts=out[1], backend=backend
-        ),
+        lambda out, backend: compact_shard_slots(*asked, out=out[0], counts=out[1], backend=backend),
         {name: (outs[name], counts[name]) for name in BACKENDS},
     )
     yield Case("compact_shard_slots", shape, works, 8 * num_tokens * k, same(outs, counts))
-    place = {"rank_stride": 1 << 20, "dcp_size": 8, "interleave": 64}
-    works = works_of(lambda out, backend: gathered_slots(positions, req, **place, out=out, backend=backend), outs)
+    works = works_of(
+        lambda out, backend: gathered_slots(positions, req, SHARD, rank_stride=1 << 20, out=out, backend=backend), outs
+    )
     yield Case("gathered_slots", shape, works, 8 * num_tokens * k, same(outs))
 
 
@@ -177,8 +176,8 @@ def decode_build(batch: RankBatch, num_reqs: int, drafts: int, backend: str) -> 
     budget = Budget(
         workspace_tokens=1 << 20, max_num_batched_tokens=8192, max_num_seqs=num_reqs, num_speculative_tokens=drafts
     )
-    chip, shard = chip_of(torch.device("cuda")), Shard(dcp_size=8, dcp_rank=3, interleave=64)
-    settings = [IndexerConfig(budget, chip, shard, BLOCK, 2048, ratio) for ratio in (1, 4)]
+    chip = chip_of(torch.device("cuda"))
+    settings = [IndexerConfig(budget, chip, SHARD, BLOCK, 2048, ratio) for ratio in (1, 4)]
     options = {"device": "cuda", "backend": backend}
     windows = SwaConfig(budget, chip, 128, BLOCK, 1 << 20, 1 << 20, (1, 4, 128), index_topk=512)
     builders = [

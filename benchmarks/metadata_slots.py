@@ -10,18 +10,18 @@ import torch
 from benchmarks.cases import Case
 from benchmarks.timing import Work
 from cpkit.arrays import IntArray
-from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots
+from cpkit.kernels.compressed_slots import StateBlocks, compressed_slots, packed_compressed_slots
 from cpkit.kernels.dcp_local_lens import dcp_local_lens
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.gather_lens import gather_lens
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
 from cpkit.kernels.tail_slots import tail_slots
-from cpkit.kernels.token_to_req import token_to_req
+from cpkit.kernels.token_to_req import BatchRows, token_to_req
 from cpkit.planner.chunks import Chunk
 from cpkit.planner.gather import plan_gather
+from cpkit.topology import Shard
 
 BACKENDS = {"cpkit": "triton", "torch": "torch"}
-STATE_SIZES = {"compress_ratio": 4, "states_per_block": 64}
 
 
 def slot_cases() -> Iterator[Case]:
@@ -93,7 +93,8 @@ def _slots(num_rows: int, query_len: int, recorded: float | None, target: float 
     loc = torch.arange(num_rows + 1, dtype=torch.int32, device="cuda") * query_len
     lens = torch.full((num_rows,), 2 * query_len, dtype=torch.int32, device="cuda")
     table = torch.randint(1, 1 << 20, (num_rows, query_len // 32), dtype=torch.int32, device="cuda")
-    rows, peer = (loc, lens), {"vllm": recorded} if recorded else {}
+    rows, peer = BatchRows(loc, lens), {"vllm": recorded} if recorded else {}
+    states, alone = StateBlocks(table, compress_ratio=4, states_per_block=64), Shard()
     slots, writes = (
         torch.zeros(tokens, dtype=torch.int64, device="cuda"),
         torch.ones(tokens, dtype=torch.bool, device="cuda"),
@@ -103,17 +104,12 @@ def _slots(num_rows: int, query_len: int, recorded: float | None, target: float 
         return {name: torch.full((tokens,), 7, dtype=torch.int64, device="cuda") for name in BACKENDS}
 
     own, packed, tail = outs(), outs(), outs()
-    works = works_of(
-        lambda out, backend: compressed_slots(slots, *rows, table, **STATE_SIZES, out=out, backend=backend), own
-    )
+    works = works_of(lambda out, backend: compressed_slots(slots, rows, states, alone, out=out, backend=backend), own)
     yield Case("compressed_slots", shape, works, 16 * tokens, same(own), peer, target)
 
-    shard = {"dcp_size": 8, "interleave": 64}
+    shard = Shard(dcp_size=8, interleave=64)
     works = works_of(
-        lambda out, backend: packed_compressed_slots(
-            writes, *rows, table, **STATE_SIZES, **shard, out=out, backend=backend
-        ),
-        packed,
+        lambda out, backend: packed_compressed_slots(writes, rows, states, shard, out=out, backend=backend), packed
     )
     yield Case("packed_compressed_slots", shape, works, 9 * tokens, same(packed))
 
@@ -127,9 +123,9 @@ def _slots(num_rows: int, query_len: int, recorded: float | None, target: float 
     kinds = {name: [own[name], packed[name], tail[name]] for name in BACKENDS}
     works = works_of(
         lambda out, backend: step_slots(
-            *rows,
-            TokenSlots(table, out[0], 64),
-            StateSlots(table, out[1], 4, 64),
+            rows,
+            TokenSlots(table, out[0], 64, alone),
+            StateSlots(states, out[1]),
             TailSlots(table, out[2], 16),
             backend=backend,
         ),

@@ -27,6 +27,27 @@ class Coords(NamedTuple):
     tp: int
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rank's place in its PCP and DCP groups, and how keys are dealt to the latter. Any sizes; raises ConfigError.
+
+    interleave: tokens that a DCP rank keeps a turn, or keys, where what takes the shard counts keys.
+    """
+
+    pcp_size: int = 1
+    pcp_rank: int = 0
+    dcp_size: int = 1
+    dcp_rank: int = 0
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        for group, size, rank in (("pcp", self.pcp_size, self.pcp_rank), ("dcp", self.dcp_size, self.dcp_rank)):
+            if not 0 <= rank < size:
+                raise ConfigError(f"{group}_rank={rank} with {group}_size={size}: a rank is one of 0..size - 1")
+        if self.interleave < 1:
+            raise ConfigError(f"interleave={self.interleave}: a rank keeps at least one token a turn")
+
+
 @dataclass(frozen=True)
 class Topology:
     """Sizes of the parallel axes and of the sharded KV cache.
@@ -102,6 +123,16 @@ class Topology:
         """Place of a rank in its DCP group: the (pcp, tp) block is laid out tp-major and cut in runs of dcp."""
         coords = self.coords(rank)
         return (coords.tp * self.pcp + coords.pcp) % self.dcp
+
+    def shard_of(self, rank: int) -> Shard:
+        """The place of a rank in its groups, interleave in tokens."""
+        return Shard(
+            pcp_size=self.pcp,
+            pcp_rank=self.coords(rank).pcp,
+            dcp_size=self.dcp,
+            dcp_rank=self.dcp_rank(rank),
+            interleave=self.interleave,
+        )
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
         """All groups of one kind, each in group-rank order; `name` is one of GROUPS."""

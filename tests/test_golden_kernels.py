@@ -15,12 +15,13 @@ torch = pytest.importorskip("torch", reason="kernels take torch tensors")
 pytest.importorskip("triton")
 
 from cpkit.errors import PlanError  # noqa: E402  (needs torch)
-from cpkit.kernels.compressed_slots import compressed_slots  # noqa: E402
+from cpkit.kernels.compressed_slots import StateBlocks, compressed_slots  # noqa: E402
 from cpkit.kernels.dcp_local_lens import dcp_local_lens  # noqa: E402
 from cpkit.kernels.deinterleave import deinterleave_idx  # noqa: E402
 from cpkit.kernels.gather_lens import gather_lens  # noqa: E402
 from cpkit.kernels.tail_slots import tail_slots  # noqa: E402
-from cpkit.kernels.token_to_req import token_to_req  # noqa: E402
+from cpkit.kernels.token_to_req import BatchRows, token_to_req  # noqa: E402
+from cpkit.topology import Shard  # noqa: E402
 from tests.golden_adapters import ADAPTERS  # noqa: E402
 from tests.golden_adapters.tensors import i32, i64, rows  # noqa: E402
 from tests.test_golden import FOLDER, compare  # noqa: E402
@@ -56,13 +57,9 @@ def _compressed(case, slots, dcp_size, interleave, out_len):
     out = garbage(out_len or case.num_tokens)
     compressed_slots(
         i64(slots).to(DEVICE)[: case.num_tokens],
-        i32(case.query_start_loc).to(DEVICE),
-        i32(case.seq_lens).to(DEVICE),
-        rows(case.block_table).to(DEVICE),
-        compress_ratio=case.compress_ratio,
-        states_per_block=case.block_size,
-        dcp_size=dcp_size,
-        interleave=interleave,
+        BatchRows(i32(case.query_start_loc).to(DEVICE), i32(case.seq_lens).to(DEVICE)),
+        StateBlocks(rows(case.block_table).to(DEVICE), case.compress_ratio, case.block_size),
+        Shard(dcp_size=dcp_size, interleave=interleave),
         out=out,
         **TRITON,
     )

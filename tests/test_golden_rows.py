@@ -16,8 +16,14 @@ pytest.importorskip("triton")
 from cpkit.kernels.backends import BACKENDS  # noqa: E402  (needs torch)
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes  # noqa: E402
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local  # noqa: E402
-from cpkit.kernels.position_slots import compact_shard_slots, gathered_slots, shard_slots  # noqa: E402
+from cpkit.kernels.position_slots import (  # noqa: E402
+    KeyBlocks,
+    compact_shard_slots,
+    gathered_slots,
+    shard_slots,
+)
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices  # noqa: E402
+from cpkit.topology import Shard  # noqa: E402
 from tests.test_golden import FOLDER  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,7 +113,7 @@ def test_decode_rows(case, outputs, backend):
     num_rows, width = case.num_tokens, len(case.block_table[0])
     out = DecodeRows(garbage(num_rows, 1), *(garbage(num_rows) for _ in range(3)), garbage(num_rows, width))
     loc, lens = i32(case.query_start_loc[: case.num_reqs + 1]), i32(case.seq_lens[: case.num_reqs])
-    flat_decodes(loc, lens, table(case.block_table[: case.num_reqs]), out=out, backend=backend)
+    flat_decodes(loc, lens, table(case.block_table[: case.num_reqs]), Shard(), out=out, backend=backend)
     assert out.seq_lens[:, 0].tolist() == outputs["out_seq_lens"][:num_rows]
     assert out.block_tables.tolist() == outputs["out_block_table"]
     assert out.query_lens.tolist() == outputs["decode_lens"]
@@ -122,16 +128,16 @@ def test_positions_to_slots(case, outputs, backend):
     Upstream drops rows that the workspace has, and keeps rows behind a rank's part of it, which are no rows here.
     """
     positions, k = table(case.token_indices), len(case.token_indices[0]) if case.token_indices else 0
-    args = (positions, i32(case.req_id), table(case.block_table))
-    cache = {"block_size": case.block_size, "block_stride": case.block_stride_rows, "backend": backend}
-    cache["idx_mapping"] = None if case.idx_mapping is None else i32(case.idx_mapping)
-    shard = {"dcp_size": case.dcp_world_size, "interleave": case.interleave}
+    mapping = None if case.idx_mapping is None else i32(case.idx_mapping)
+    blocks = KeyBlocks(table(case.block_table), case.block_size, case.block_stride_rows, mapping)
+    args = (positions, i32(case.req_id), blocks)
     prefill = case.prefill["request_ids"] if case.prefill else [-1] * len(case.req_id)
     size = (len(case.token_indices), k)
     for rank, want in enumerate(outputs["rank_in_place"]):
         out, front, counts = garbage(*size, dtype=torch.int64), garbage(*size), garbage(size[0])
-        shard_slots(*args, **cache, **shard, dcp_rank=rank, out=out)
-        compact_shard_slots(*args, **cache, **shard, dcp_rank=rank, out=front, counts=counts)
+        shard = Shard(dcp_size=case.dcp_world_size, dcp_rank=rank, interleave=case.interleave)
+        shard_slots(*args, shard, out=out, backend=backend)
+        compact_shard_slots(*args, shard, out=front, counts=counts, backend=backend)
         for token, slots in enumerate(want):
             if prefill[token] < 0:
                 assert out[token].tolist() == slots
@@ -141,7 +147,7 @@ def test_positions_to_slots(case, outputs, backend):
         if case.prefill and case.prefill["rank_stride"]:
             starts = i32([case.prefill["workspace_starts"][max(one, 0)] for one in prefill])
             stride = case.prefill["rank_stride"]
-            gathered_slots(positions, starts, rank_stride=stride, **shard, out=out, backend=backend)
+            gathered_slots(positions, starts, shard, rank_stride=stride, out=out, backend=backend)
             for token, slots in enumerate(want):
                 for place, pos in enumerate(case.token_indices[token]):
                     if prefill[token] >= 0 and slots[place] != -1:

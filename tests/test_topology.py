@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpkit.errors import ConfigError
-from cpkit.topology import GROUPS, Coords, Topology, gathered_heads, legal_dcp_sizes
+from cpkit.topology import GROUPS, Coords, Shard, Topology, gathered_heads, legal_dcp_sizes
 
 
 def as_lists(groups):
@@ -53,6 +53,25 @@ def topologies(draw):
         tp = 64 // pcp
     dcp = draw(st.sampled_from(legal_dcp_sizes(tp, pcp)))
     return Topology(dp=draw(st.integers(1, 3)), pp=draw(st.integers(1, 3)), pcp=pcp, tp=tp, dcp=dcp)
+
+
+@given(topology=topologies())
+def test_a_rank_stands_in_its_groups_where_its_shard_says(topology):
+    for rank in range(topology.world_size):
+        shard = topology.shard_of(rank)
+        for name, size, place in (("pcp", shard.pcp_size, shard.pcp_rank), ("dcp", shard.dcp_size, shard.dcp_rank)):
+            group = topology.group_of(name, rank)
+            assert (len(group), group[place]) == (size, rank)
+    assert Topology(tp=2, dcp=2, interleave=4).shard_of(1) == Shard(dcp_size=2, dcp_rank=1, interleave=4)
+
+
+def test_places_that_do_not_exist():
+    with pytest.raises(ConfigError, match="dcp_rank=2 with dcp_size=2"):
+        Shard(dcp_size=2, dcp_rank=2)
+    with pytest.raises(ConfigError, match="pcp_rank=-1 with pcp_size=1"):
+        Shard(pcp_rank=-1)
+    with pytest.raises(ConfigError, match="interleave=0"):
+        Shard(interleave=0)
 
 
 @given(topology=topologies())

@@ -18,42 +18,13 @@ import torch
 
 from cpkit.arrays import BoolArray, IntArray, as_ints, as_lens, freeze, prefix_sum
 from cpkit.batch import pad_block_tables
-from cpkit.errors import ConfigError, PlanError
+from cpkit.errors import PlanError
 from cpkit.kernels.checks import check_tensor
+from cpkit.kernels.token_to_req import BatchRows
 from cpkit.planner.slots import as_int32
-from cpkit.topology import Topology
 
 GatherSlots = Callable[[torch.Tensor], torch.Tensor]
 """The one collective that a builder enters: [padded] int64 of each PCP rank -> [pcp_size * padded], rank after rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A rank's place in its PCP and DCP groups, and how keys are dealt to the latter. Any sizes; raises ConfigError."""
-
-    pcp_size: int = 1
-    pcp_rank: int = 0
-    dcp_size: int = 1
-    dcp_rank: int = 0
-    interleave: int = 1
-
-    def __post_init__(self) -> None:
-        for group, size, rank in (("pcp", self.pcp_size, self.pcp_rank), ("dcp", self.dcp_size, self.dcp_rank)):
-            if not 0 <= rank < size:
-                raise ConfigError(f"{group}_rank={rank} with {group}_size={size}: a rank is one of 0..size - 1")
-        if self.interleave < 1:
-            raise ConfigError(f"interleave={self.interleave}: a rank keeps at least one token a turn")
-
-
-def shard_of(topology: Topology, rank: int) -> Shard:
-    """The place of a rank of a topology."""
-    return Shard(
-        pcp_size=topology.pcp,
-        pcp_rank=topology.coords(rank).pcp,
-        dcp_size=topology.dcp,
-        dcp_rank=topology.dcp_rank(rank),
-        interleave=topology.interleave,
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +109,11 @@ class RankBatch:
     def num_rows(self) -> int:
         """Rows, those without tokens included."""
         return len(self.max_seq_lens)
+
+    @property
+    def rows(self) -> BatchRows:
+        """The rows as kernels take them."""
+        return BatchRows(self.query_start_loc, self.seq_lens, self.row_stride)
 
     @property
     def query_lens(self) -> IntArray:

@@ -15,7 +15,7 @@ from cpkit.builders.backend import choose_backend
 from cpkit.builders.buffers import Buffer
 from cpkit.builders.checks import check_fits, check_reach, check_update
 from cpkit.builders.chip import Chip
-from cpkit.builders.common import GatherSlots, RankBatch, Shard
+from cpkit.builders.common import GatherSlots, RankBatch
 from cpkit.builders.graphs import GraphSupport
 from cpkit.builders.indexer_decode import DecodeStage, decode_buffers, fixed_path
 from cpkit.builders.indexer_metadata import IndexerMetadata
@@ -24,6 +24,7 @@ from cpkit.builders.indexer_slots import SlotStage
 from cpkit.errors import ConfigError, PlanError
 from cpkit.planner.order import BatchSplit, split_decodes_and_prefills
 from cpkit.planner.state_slots import check_states_whole
+from cpkit.topology import Shard
 
 
 @dataclass(frozen=True, slots=True)

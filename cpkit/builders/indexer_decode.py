@@ -13,11 +13,12 @@ import torch
 from cpkit.budget import Budget
 from cpkit.builders.buffers import Buffer
 from cpkit.builders.chip import HOPPER, Chip
-from cpkit.builders.common import RankBatch, Shard
+from cpkit.builders.common import RankBatch
 from cpkit.builders.indexer_metadata import IndexerDecode
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
 from cpkit.kernels.tile_schedule import tile_schedule
 from cpkit.planner.order import BatchSplit
+from cpkit.topology import Shard
 
 
 class DecodePath(Enum):
@@ -106,10 +107,8 @@ class DecodeStage:
             loc,
             batch.seq_lens[: split.num_decodes],
             block_tables[: split.num_decodes],
+            self.shard,
             compress_ratio=self.compress_ratio,
-            dcp_size=self.shard.dcp_size,
-            dcp_rank=self.shard.dcp_rank,
-            interleave=self.shard.interleave,
             out=rows,
             backend=self.backend,
         )

@@ -14,7 +14,7 @@ import torch
 
 from cpkit.arrays import IntArray, prefix_sum
 from cpkit.budget import Budget
-from cpkit.builders.common import RankBatch, Shard
+from cpkit.builders.common import RankBatch
 from cpkit.builders.indexer_metadata import IndexerChunk, IndexerPrefill
 from cpkit.errors import PlanError
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
@@ -23,6 +23,7 @@ from cpkit.planner.gather import GatherPlan, plan_gather
 from cpkit.planner.interleave import keys_a_turn, largest_shard, local_lens
 from cpkit.planner.order import request_row_bounds
 from cpkit.planner.slots import as_int32
+from cpkit.topology import Shard
 
 WidenLens = Callable[[IntArray], IntArray]
 

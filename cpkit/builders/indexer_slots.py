@@ -13,10 +13,16 @@ import torch
 
 from cpkit.budget import Budget
 from cpkit.builders.buffers import Buffer
-from cpkit.builders.common import GatheredSlots, GatherSlots, RankBatch, Shard
+from cpkit.builders.common import GatheredSlots, GatherSlots, RankBatch
 from cpkit.errors import ConfigError, PlanError
-from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots, unpack_compressed_slots
+from cpkit.kernels.compressed_slots import (
+    StateBlocks,
+    compressed_slots,
+    packed_compressed_slots,
+    unpack_compressed_slots,
+)
 from cpkit.planner.slots import PAD
+from cpkit.topology import Shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +83,7 @@ class SlotStage:
         if self.shard.dcp_size == 1:
             slots.copy_(gathered)
         else:
-            dcp_size, dcp_rank = self.shard.dcp_size, self.shard.dcp_rank
-            unpack_compressed_slots(gathered, dcp_size=dcp_size, dcp_rank=dcp_rank, out=slots, backend=self.backend)
+            unpack_compressed_slots(gathered, self.shard, out=slots, backend=self.backend)
         return slots
 
     def _own(self, batch: RankBatch, block_tables: torch.Tensor) -> torch.Tensor:
@@ -128,16 +133,5 @@ class SlotStage:
         out: torch.Tensor,
     ) -> None:
         """Slots of the states that this rank's tokens complete; tokens: their slots, or which of them write."""
-        kernel(
-            tokens,
-            batch.query_start_loc,
-            batch.seq_lens,
-            block_tables,
-            compress_ratio=self.compress_ratio,
-            states_per_block=self.states_per_block,
-            dcp_size=self.shard.dcp_size,
-            interleave=self.shard.interleave,
-            row_stride=batch.row_stride,
-            out=out,
-            backend=self.backend,
-        )
+        states = StateBlocks(block_tables, self.compress_ratio, self.states_per_block)
+        kernel(tokens, batch.rows, states, self.shard, out=out, backend=self.backend)

@@ -14,10 +14,11 @@ their states, in one number; `unpack_compressed_slots`: what a rank keeps of the
     packed                  10   19  -1       slot * dcp_size + owner
     kept by rank 1           -    9   -
 
-query_start_loc: [num_rows + 1], seq_lens, row_stride: [num_rows], int32. block_tables: [num_rows, width] int32, blocks
-of states_per_block states. out: int64, reset to -1 in full, tail included. A state in the null block 0, behind the
+shard: interleave in tokens. out: int64, reset to -1 in full, tail included. A state in the null block 0, behind the
 block table or at a negative position is not written.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -25,37 +26,40 @@ import triton.language as tl
 
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
+from cpkit.kernels.checks import check_positive, check_tensor
 from cpkit.kernels.dcp_local_lens import owners_of_positions, shard_constants, split_position
-from cpkit.kernels.token_to_req import find_positions, find_rows, positions_of_tokens, rows_of_tokens
+from cpkit.kernels.token_to_req import BatchRows, find_positions, find_rows, positions_of_tokens, rows_of_tokens
 from cpkit.planner.slots import NULL_BLOCK, PAD
 from cpkit.planner.state_slots import check_states_whole
+from cpkit.topology import Shard
 
 BLOCK = 256
 NUM_WARPS = 4
 """Tokens of one program and its warps."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StateBlocks:
+    """Where a compressed cache keeps the states of each row.
+
+    block_tables: [num_rows, width] int32, of blocks of states_per_block states, each made from compress_ratio tokens.
+    """
+
+    block_tables: torch.Tensor
+    compress_ratio: int
+    states_per_block: int
+
+    def check(self, name: str, num_rows: int, shard: Shard, device: torch.device) -> None:
+        """Raise PlanError unless they are those of a batch's rows, ConfigError where a state would span two ranks."""
+        check_tensor(name, self.block_tables, torch.int32, (num_rows, None), device)
+        check_positive(compress_ratio=self.compress_ratio, states_per_block=self.states_per_block)
+        check_states_whole(self.compress_ratio, shard.dcp_size, shard.interleave)
+
+
 def compressed_slots_reference(
-    slot_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    *,
-    compress_ratio: int,
-    states_per_block: int,
-    dcp_size: int = 1,
-    interleave: int = 1,
-    row_stride: torch.Tensor | None = None,
+    slot_mapping: torch.Tensor, rows: BatchRows, states: StateBlocks, shard: Shard
 ) -> torch.Tensor:
-    slot, _ = _state_places(
-        slot_mapping.numel(),
-        query_start_loc,
-        seq_lens,
-        block_tables,
-        row_stride,
-        (compress_ratio, states_per_block, dcp_size, interleave),
-    )
+    slot, _ = _state_places(slot_mapping.numel(), rows, states, shard)
     return torch.where(slot_mapping >= 0, slot, PAD)
 
 
@@ -124,130 +128,66 @@ def _unpack_kernel(
 
 def compressed_slots(
     slot_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
+    rows: BatchRows,
+    states: StateBlocks,
+    shard: Shard,
     *,
-    compress_ratio: int,
-    states_per_block: int,
-    dcp_size: int = 1,
-    interleave: int = 1,
-    row_stride: torch.Tensor | None = None,
     out: torch.Tensor,
     backend: str = "torch",
 ) -> None:
     """Write the slot of each token's state into out; slot_mapping: [num_tokens] int64, the tokens' own slots."""
     check_backend("compressed_slots", backend, BACKENDS, compiled=_compressed_slots_kernel, device=out.device)
-    _check_inputs(query_start_loc, seq_lens, block_tables, row_stride, out)
-    _check_sizes(compress_ratio, states_per_block, dcp_size, interleave)
     check_tensor("slot_mapping", slot_mapping, torch.int64, (None,), out.device)
-    num_tokens = slot_mapping.numel()
-    _check_room(num_tokens, out)
+    _check(slot_mapping.numel(), rows, states, shard, out)
     if backend == "triton":
-        sizes = state_constants(compress_ratio, states_per_block, dcp_size, interleave)
-        _launch(slot_mapping, query_start_loc, seq_lens, block_tables, row_stride, sizes, out)
-        return
-    out[num_tokens:].fill_(PAD)
-    out[:num_tokens].copy_(
-        compressed_slots_reference(
-            slot_mapping,
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            compress_ratio=compress_ratio,
-            states_per_block=states_per_block,
-            dcp_size=dcp_size,
-            interleave=interleave,
-            row_stride=row_stride,
-        )
-    )
+        _launch(slot_mapping, rows, states, shard, out)
+    else:
+        _store(compressed_slots_reference(slot_mapping, rows, states, shard), out)
 
 
 def packed_compressed_slots_reference(
-    writes_kv: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    *,
-    compress_ratio: int,
-    states_per_block: int,
-    dcp_size: int,
-    interleave: int,
-    row_stride: torch.Tensor | None = None,
+    writes_kv: torch.Tensor, rows: BatchRows, states: StateBlocks, shard: Shard
 ) -> torch.Tensor:
-    slot, owner = _state_places(
-        writes_kv.numel(),
-        query_start_loc,
-        seq_lens,
-        block_tables,
-        row_stride,
-        (compress_ratio, states_per_block, dcp_size, interleave),
-    )
-    return torch.where(writes_kv & (slot >= 0), slot * dcp_size + owner, PAD)
+    slot, owner = _state_places(writes_kv.numel(), rows, states, shard)
+    return torch.where(writes_kv & (slot >= 0), slot * shard.dcp_size + owner, PAD)
 
 
 def packed_compressed_slots(
     writes_kv: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
+    rows: BatchRows,
+    states: StateBlocks,
+    shard: Shard,
     *,
-    compress_ratio: int,
-    states_per_block: int,
-    dcp_size: int,
-    interleave: int,
-    row_stride: torch.Tensor | None = None,
     out: torch.Tensor,
     backend: str = "torch",
 ) -> None:
     """Write slot and owner of each token's state into out; writes_kv: [num_tokens] bool, the token writes its KV."""
     check_backend("packed_compressed_slots", backend, BACKENDS, compiled=_compressed_slots_kernel, device=out.device)
-    _check_inputs(query_start_loc, seq_lens, block_tables, row_stride, out)
-    _check_sizes(compress_ratio, states_per_block, dcp_size, interleave)
     check_tensor("writes_kv", writes_kv, torch.bool, (None,), out.device)
-    num_tokens = writes_kv.numel()
-    _check_room(num_tokens, out)
+    _check(writes_kv.numel(), rows, states, shard, out)
     if backend == "triton":
-        sizes = state_constants(compress_ratio, states_per_block, dcp_size, interleave)
-        _launch(writes_kv, query_start_loc, seq_lens, block_tables, row_stride, sizes, out)
-        return
-    out[num_tokens:].fill_(PAD)
-    out[:num_tokens].copy_(
-        packed_compressed_slots_reference(
-            writes_kv,
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            compress_ratio=compress_ratio,
-            states_per_block=states_per_block,
-            dcp_size=dcp_size,
-            interleave=interleave,
-            row_stride=row_stride,
-        )
-    )
+        _launch(writes_kv, rows, states, shard, out)
+    else:
+        _store(packed_compressed_slots_reference(writes_kv, rows, states, shard), out)
 
 
-def unpack_compressed_slots_reference(packed: torch.Tensor, *, dcp_size: int, dcp_rank: int) -> torch.Tensor:
-    slot = packed // dcp_size
-    return torch.where((packed >= 0) & (packed - slot * dcp_size == dcp_rank), slot, PAD)
+def unpack_compressed_slots_reference(packed: torch.Tensor, shard: Shard) -> torch.Tensor:
+    slot = packed // shard.dcp_size
+    return torch.where((packed >= 0) & (packed - slot * shard.dcp_size == shard.dcp_rank), slot, PAD)
 
 
-def unpack_compressed_slots(
-    packed: torch.Tensor, *, dcp_size: int, dcp_rank: int, out: torch.Tensor, backend: str = "torch"
-) -> None:
+def unpack_compressed_slots(packed: torch.Tensor, shard: Shard, *, out: torch.Tensor, backend: str = "torch") -> None:
     """Write the slots that one DCP rank keeps into out; packed: [n] int64, gathered."""
     check_backend("unpack_compressed_slots", backend, BACKENDS, compiled=_unpack_kernel, device=out.device)
-    check_shard(dcp_size, dcp_rank, 1)
     check_tensor("packed", packed, torch.int64, (None,), out.device)
     check_tensor("out", out, torch.int64, (None,), out.device)
     num_packed, num_out = packed.numel(), out.numel()
     _check_room(num_packed, out)
     if backend == "torch":
-        out[num_packed:].fill_(PAD)
-        out[:num_packed].copy_(unpack_compressed_slots_reference(packed, dcp_size=dcp_size, dcp_rank=dcp_rank))
+        _store(unpack_compressed_slots_reference(packed, shard), out)
     elif num_out:
         _unpack_kernel[(triton.cdiv(num_out, BLOCK),)](
-            packed, out, dcp_rank, num_packed, num_out, DCP_SIZE=dcp_size, BLOCK=BLOCK, num_warps=NUM_WARPS
+            packed, out, shard.dcp_rank, num_packed, num_out, DCP_SIZE=shard.dcp_size, BLOCK=BLOCK, num_warps=NUM_WARPS
         )
 
 
@@ -256,79 +196,60 @@ def state_constants(compress_ratio: int, states_per_block: int, dcp_size: int, i
     return {"RATIO": compress_ratio, "STATES_PER_BLOCK": states_per_block, **shard_constants(dcp_size, interleave)}
 
 
-def _launch(
-    tokens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_stride: torch.Tensor | None,
-    sizes: dict[str, int],
-    out: torch.Tensor,
-) -> None:
-    num_rows, num_out = seq_lens.numel(), out.numel()
-    if not num_rows:
+def _launch(tokens: torch.Tensor, rows: BatchRows, states: StateBlocks, shard: Shard, out: torch.Tensor) -> None:
+    num_out = out.numel()
+    if not rows.num_rows:
         out.fill_(PAD)
     elif num_out:
         _compressed_slots_kernel[(triton.cdiv(num_out, BLOCK),)](
             tokens,
-            query_start_loc,
-            seq_lens,
-            seq_lens if row_stride is None else row_stride,  # not read: a None would be a kernel of its own
-            block_tables,
+            rows.query_start_loc,
+            rows.seq_lens,
+            rows.seq_lens if rows.row_stride is None else rows.row_stride,  # not read: a None would be another kernel
+            states.block_tables,
             out,
-            int(row_stride is not None),
-            num_rows,
-            block_tables.shape[1],
-            block_tables.stride(0),
+            int(rows.row_stride is not None),
+            rows.num_rows,
+            states.block_tables.shape[1],
+            states.block_tables.stride(0),
             tokens.numel(),
             num_out,
-            **sizes,
+            **state_constants(states.compress_ratio, states.states_per_block, shard.dcp_size, shard.interleave),
             PACKED=tokens.dtype == torch.bool,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
 
 
+def _store(slots: torch.Tensor, out: torch.Tensor) -> None:
+    out[len(slots) :].fill_(PAD)
+    out[: len(slots)].copy_(slots)
+
+
 def _state_places(
-    num_tokens: int,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_stride: torch.Tensor | None,
-    sizes: tuple[int, int, int, int],
+    num_tokens: int, rows: BatchRows, states: StateBlocks, shard: Shard
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Slot (PAD: no state) and owner of the state that each token completes, int64."""
-    ratio, states_per_block, dcp_size, interleave = sizes
-    token = torch.arange(num_tokens, dtype=torch.int32, device=query_start_loc.device)
+    block_tables, ratio, per_block = states.block_tables, states.compress_ratio, states.states_per_block
+    token = torch.arange(num_tokens, dtype=torch.int32, device=block_tables.device)
     if not block_tables.numel():
         return torch.full_like(token, PAD, dtype=torch.int64), torch.zeros_like(token, dtype=torch.int64)
-    row = find_rows(query_start_loc, token)
-    pos = find_positions(query_start_loc, seq_lens, token, row, row_stride)
-    owner, local = split_position(pos.clamp(min=0), dcp_size, interleave)
+    row = find_rows(rows.query_start_loc, token)
+    pos = find_positions(rows.query_start_loc, rows.seq_lens, token, row, rows.row_stride)
+    owner, local = split_position(pos.clamp(min=0), shard.dcp_size, shard.interleave)
     state = local // ratio
-    column = state // states_per_block
+    column = state // per_block
     block = block_tables[row, column.clamp(max=block_tables.shape[1] - 1)].long()
-    written = (token < query_start_loc[-1]) & (pos >= 0) & ((pos + 1) % ratio == 0)
+    written = (token < rows.query_start_loc[-1]) & (pos >= 0) & ((pos + 1) % ratio == 0)
     written &= (column < block_tables.shape[1]) & (block > NULL_BLOCK)
-    return torch.where(written, block * states_per_block + state % states_per_block, PAD), owner
+    return torch.where(written, block * per_block + state % per_block, PAD), owner
 
 
-def _check_inputs(
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_stride: torch.Tensor | None,
-    out: torch.Tensor,
-) -> None:
-    check_rows(query_start_loc, seq_lens, row_stride)
-    check_tensor("block_tables", block_tables, torch.int32, (seq_lens.numel(), None), query_start_loc.device)
-    check_tensor("out", out, torch.int64, (None,), query_start_loc.device)
-
-
-def _check_sizes(compress_ratio: int, states_per_block: int, dcp_size: int, interleave: int) -> None:
-    check_positive(compress_ratio=compress_ratio, states_per_block=states_per_block)
-    check_shard(dcp_size, 0, interleave)
-    check_states_whole(compress_ratio, dcp_size, interleave)
+def _check(num_tokens: int, rows: BatchRows, states: StateBlocks, shard: Shard, out: torch.Tensor) -> None:
+    rows.check()
+    states.check("block_tables", rows.num_rows, shard, rows.query_start_loc.device)
+    check_tensor("out", out, torch.int64, (None,), rows.query_start_loc.device)
+    _check_room(num_tokens, out)
 
 
 def _check_room(num_tokens: int, out: torch.Tensor) -> None:

@@ -13,7 +13,8 @@ dcp_size=2, rank 1, interleave=1: contexts 8 9 10 become 4 4 5. A request locali
 would give 3 4 5. The block table row of a padding row, and of a request without query tokens, is zero in full.
 
 query_start_loc: [num_reqs + 1], seq_lens: [num_reqs] int32, of the decodes alone, lengths in tokens; block_tables:
-[num_reqs, width] int32. Nothing is read on the host, so captured graphs follow lengths that change on the device.
+[num_reqs, width] int32. shard: interleave in tokens. Nothing is read on the host, so captured graphs follow lengths
+that change on the device.
 """
 
 from typing import NamedTuple
@@ -23,10 +24,11 @@ import triton
 import triton.language as tl
 
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
+from cpkit.kernels.checks import check_positive, check_rows, check_tensor
 from cpkit.kernels.dcp_local_lens import dcp_local_lens_reference, local_lens_of, shard_constants
 from cpkit.kernels.token_to_req import rows_of_tokens
 from cpkit.planner.state_slots import check_states_whole
+from cpkit.topology import Shard
 
 ROWS, COLUMNS, NUM_WARPS = 4, 256, 4
 """Rows of one program, table entries of each, and its warps."""
@@ -46,19 +48,17 @@ def flat_decodes_reference(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
+    shard: Shard,
     num_rows: int,
     *,
     compress_ratio: int = 1,
-    dcp_size: int = 1,
-    dcp_rank: int = 0,
-    interleave: int = 1,
 ) -> DecodeRows:
     num_reqs = seq_lens.numel()
     token = torch.arange(num_rows, dtype=torch.int32, device=seq_lens.device)
     found = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True)
     real, row = found < num_reqs, found.clamp(max=num_reqs - 1)
     lens = torch.where(real, (seq_lens[row] - query_start_loc[row + 1] + token + 1).clamp(min=0), 0)
-    local = dcp_local_lens_reference(lens, dcp_size=dcp_size, dcp_rank=dcp_rank, interleave=interleave)
+    local = _local_lens(lens, shard)
     return DecodeRows(
         seq_lens=(local // compress_ratio)[:, None].int(),
         global_seq_lens=(lens // compress_ratio).int(),
@@ -122,48 +122,33 @@ def flat_decodes(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
+    shard: Shard,
     *,
     compress_ratio: int = 1,
-    dcp_size: int = 1,
-    dcp_rank: int = 0,
-    interleave: int = 1,
     out: DecodeRows,
     backend: str = "torch",
 ) -> None:
     """Write one row per query token, and padding rows up to the rows of out."""
     check_backend("flat_decodes", backend, BACKENDS, compiled=_decode_rows_kernel, device=seq_lens.device)
-    _check(query_start_loc, seq_lens, block_tables, out, compress_ratio, (dcp_size, dcp_rank, interleave))
+    decodes = (query_start_loc, seq_lens, block_tables)
+    _check(*decodes, shard, compress_ratio, out)
     check_tensor("out.seq_lens", out.seq_lens, torch.int32, (None, 1), seq_lens.device)
     if backend == "triton":
-        constants = decode_constants(compress_ratio, dcp_size, interleave)
-        _launch(query_start_loc, seq_lens, block_tables, dcp_rank, {**constants, "FLAT": True}, out)
-        return
-    _store(
-        flat_decodes_reference(
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            out.req.numel(),
-            compress_ratio=compress_ratio,
-            dcp_size=dcp_size,
-            dcp_rank=dcp_rank,
-            interleave=interleave,
-        ),
-        out,
-    )
+        _launch(*decodes, shard, compress_ratio, out, flat=True)
+    else:
+        rows = flat_decodes_reference(*decodes, shard, out.req.numel(), compress_ratio=compress_ratio)
+        _store(rows, out)
 
 
 def native_decodes_reference(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
+    shard: Shard,
     num_rows: int,
     width: int,
     *,
     compress_ratio: int = 1,
-    dcp_size: int = 1,
-    dcp_rank: int = 0,
-    interleave: int = 1,
 ) -> DecodeRows:
     num_reqs = seq_lens.numel()
     row = torch.arange(num_rows, dtype=torch.int32, device=seq_lens.device)
@@ -172,7 +157,7 @@ def native_decodes_reference(
     token = torch.arange(width, dtype=torch.int32, device=seq_lens.device)
     first = seq_lens[req] - query_lens + 1
     lens = torch.where(token < query_lens[:, None], (first[:, None] + token).clamp(min=0), 0)
-    local = dcp_local_lens_reference(lens, dcp_size=dcp_size, dcp_rank=dcp_rank, interleave=interleave)
+    local = _local_lens(lens, shard)
     return DecodeRows(
         seq_lens=local // compress_ratio,
         global_seq_lens=torch.where(query_lens > 0, seq_lens[req] // compress_ratio, 0),
@@ -186,35 +171,21 @@ def native_decodes(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
+    shard: Shard,
     *,
     compress_ratio: int = 1,
-    dcp_size: int = 1,
-    dcp_rank: int = 0,
-    interleave: int = 1,
     out: DecodeRows,
     backend: str = "torch",
 ) -> None:
     """Write one row per request, and padding rows up to the rows of out, as wide as the longest query."""
     check_backend("native_decodes", backend, BACKENDS, compiled=_decode_rows_kernel, device=seq_lens.device)
-    _check(query_start_loc, seq_lens, block_tables, out, compress_ratio, (dcp_size, dcp_rank, interleave))
+    decodes = (query_start_loc, seq_lens, block_tables)
+    _check(*decodes, shard, compress_ratio, out)
     if backend == "triton":
-        constants = decode_constants(compress_ratio, dcp_size, interleave)
-        _launch(query_start_loc, seq_lens, block_tables, dcp_rank, {**constants, "FLAT": False}, out)
-        return
-    _store(
-        native_decodes_reference(
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            out.req.numel(),
-            out.seq_lens.shape[1],
-            compress_ratio=compress_ratio,
-            dcp_size=dcp_size,
-            dcp_rank=dcp_rank,
-            interleave=interleave,
-        ),
-        out,
-    )
+        _launch(*decodes, shard, compress_ratio, out, flat=False)
+    else:
+        rows = native_decodes_reference(*decodes, shard, *out.seq_lens.shape, compress_ratio=compress_ratio)
+        _store(rows, out)
 
 
 def decode_constants(compress_ratio: int, dcp_size: int, interleave: int) -> dict[str, int]:
@@ -222,13 +193,19 @@ def decode_constants(compress_ratio: int, dcp_size: int, interleave: int) -> dic
     return {"RATIO": compress_ratio, **shard_constants(dcp_size, interleave)}
 
 
+def _local_lens(lens: torch.Tensor, shard: Shard) -> torch.Tensor:
+    return dcp_local_lens_reference(lens, dcp_size=shard.dcp_size, dcp_rank=shard.dcp_rank, interleave=shard.interleave)
+
+
 def _launch(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
-    dcp_rank: int,
-    constants: dict[str, int],
+    shard: Shard,
+    compress_ratio: int,
     out: DecodeRows,
+    *,
+    flat: bool,
 ) -> None:
     num_rows, table_width = out.block_tables.shape
     if not num_rows:
@@ -245,8 +222,9 @@ def _launch(
         block_tables.stride(0),
         out.seq_lens.stride(0),
         out.block_tables.stride(0),
-        dcp_rank,
-        **constants,
+        shard.dcp_rank,
+        **decode_constants(compress_ratio, shard.dcp_size, shard.interleave),
+        FLAT=flat,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         num_warps=NUM_WARPS,
@@ -262,14 +240,13 @@ def _check(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
-    out: DecodeRows,
+    shard: Shard,
     compress_ratio: int,
-    shard: tuple[int, int, int],
+    out: DecodeRows,
 ) -> None:
     device, num_rows = seq_lens.device, out.req.numel()
-    check_shard(*shard)
     check_positive(compress_ratio=compress_ratio)
-    check_states_whole(compress_ratio, shard[0], shard[2])
+    check_states_whole(compress_ratio, shard.dcp_size, shard.interleave)
     check_rows(query_start_loc, seq_lens, None)
     check_positive(num_reqs=seq_lens.numel())
     check_tensor("block_tables", block_tables, torch.int32, (seq_lens.numel(), None), device)

@@ -13,48 +13,63 @@ rank_stride=4, workspace_start=1, parts of 4 rows a rank:
     position               3  0 -1
     gathered_slots         6  1  -              owner * rank_stride + workspace_start + local
 
-positions: [num_tokens, k] int32 or int64, negative: none. req: [num_tokens] int32, or through idx_mapping ([num_reqs]
-int32, a negative entry counts as row 0) row of block_tables [num_rows, width] int32. out: [num_tokens, k] int64, or
-int32 where the caller knows that the rows fit; it may be positions. counts: [num_tokens] int32.
+positions: [num_tokens, k] int32 or int64, in keys, negative: none. req: [num_tokens] int32. shard: interleave in keys.
+out: [num_tokens, k] int64, or int32 where the caller knows that the rows fit; it may be positions. counts: [num_tokens]
+int32.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import INTS, check_positive, check_shard, check_tensor
+from cpkit.kernels.checks import INTS, check_positive, check_tensor
 from cpkit.kernels.dcp_local_lens import owners_of_positions, shard_constants, split_position
 from cpkit.planner.slots import PAD
+from cpkit.topology import Shard
 
 COLUMNS, NUM_WARPS = 1024, 4
 """Positions of one token that a program takes at once, and its warps."""
 
 
-def shard_slots_reference(
-    positions: torch.Tensor,
-    req: torch.Tensor,
-    block_tables: torch.Tensor,
-    *,
-    block_size: int,
-    block_stride: int,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int,
-    idx_mapping: torch.Tensor | None = None,
-) -> torch.Tensor:
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyBlocks:
+    """Where a cache keeps the keys of each request.
+
+    block_tables: [num_rows, width] int32. block_size: keys of a block. block_stride: cache rows from one block to the
+    next, more than block_size where pages hold other tensors too. idx_mapping: [num_reqs] int32, row of block_tables of
+    each request, a negative entry counts as row 0; None: rows are requests.
+    """
+
+    block_tables: torch.Tensor
+    block_size: int
+    block_stride: int
+    idx_mapping: torch.Tensor | None = None
+
+    def check(self, device: torch.device) -> None:
+        """Raise PlanError unless kernels can address it."""
+        check_positive(block_size=self.block_size, block_stride=self.block_stride)
+        check_tensor("block_tables", self.block_tables, torch.int32, (None, None), device)
+        if self.idx_mapping is not None:
+            check_tensor("idx_mapping", self.idx_mapping, torch.int32, (None,), device)
+
+
+def shard_slots_reference(positions: torch.Tensor, req: torch.Tensor, blocks: KeyBlocks, shard: Shard) -> torch.Tensor:
+    block_tables, idx_mapping = blocks.block_tables, blocks.idx_mapping
     if not block_tables.numel() or (idx_mapping is not None and not idx_mapping.numel()):
         return torch.full_like(positions, PAD)
     row, known = _inside(req.long(), block_tables.shape[0] if idx_mapping is None else idx_mapping.numel())
     if idx_mapping is not None:
         row, inside = _inside(idx_mapping[row].long().clamp(min=0), block_tables.shape[0])
         known &= inside
-    owner, local = split_position(positions.clamp(min=0).long(), dcp_size, interleave)
-    column = local // block_size
+    owner, local = split_position(positions.clamp(min=0).long(), shard.dcp_size, shard.interleave)
+    column = local // blocks.block_size
     last = block_tables.shape[1] - 1
     block = block_tables[row[:, None], column.clamp(max=last)].long()
-    here = (positions >= 0) & (owner == dcp_rank) & (column <= last) & known[:, None] & (block >= 0)
-    return torch.where(here, block * block_stride + local % block_size, PAD)
+    here = (positions >= 0) & (owner == shard.dcp_rank) & (column <= last) & known[:, None] & (block >= 0)
+    return torch.where(here, block * blocks.block_stride + local % blocks.block_size, PAD)
 
 
 def _inside(index: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,14 +79,9 @@ def _inside(index: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def gathered_slots_reference(
-    positions: torch.Tensor,
-    workspace_start: torch.Tensor,
-    *,
-    rank_stride: int,
-    dcp_size: int,
-    interleave: int,
+    positions: torch.Tensor, workspace_start: torch.Tensor, shard: Shard, *, rank_stride: int
 ) -> torch.Tensor:
-    owner, local = split_position(positions.clamp(min=0).long(), dcp_size, interleave)
+    owner, local = split_position(positions.clamp(min=0).long(), shard.dcp_size, shard.interleave)
     row = workspace_start.long()[:, None] + local
     return torch.where((positions >= 0) & (row < rank_stride), owner * rank_stride + row, PAD)
 
@@ -188,88 +198,65 @@ def _gathered_slots_kernel(
 def shard_slots(
     positions: torch.Tensor,
     req: torch.Tensor,
-    block_tables: torch.Tensor,
+    blocks: KeyBlocks,
+    shard: Shard,
     *,
-    block_size: int,
-    block_stride: int,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int,
-    idx_mapping: torch.Tensor | None = None,
     out: torch.Tensor,
     backend: str = "torch",
 ) -> None:
-    """Write the cache row of each position that this rank owns; block_stride: rows from one block to the next."""
+    """Write the cache row of each position that this rank owns."""
     check_backend("shard_slots", backend, BACKENDS, compiled=_shard_slots_kernel, device=positions.device)
-    check_shard(dcp_size, dcp_rank, interleave)
-    _check_cache(positions, req, block_tables, idx_mapping, block_size, block_stride, out)
+    _check_remap(positions, req, blocks, out)
     if backend == "torch":
-        shard = {"dcp_size": dcp_size, "dcp_rank": dcp_rank, "interleave": interleave}
-        sizes = {"block_size": block_size, "block_stride": block_stride, **shard}
-        out.copy_(shard_slots_reference(positions, req, block_tables, **sizes, idx_mapping=idx_mapping))
+        out.copy_(shard_slots_reference(positions, req, blocks, shard))
     elif out.numel():
-        constants = slot_constants(block_size, dcp_size, interleave)
+        constants = slot_constants(blocks.block_size, shard.dcp_size, shard.interleave)
         grid = (out.shape[0], triton.cdiv(out.shape[1], COLUMNS))
-        pointers = _pointers(req, block_tables, idx_mapping)
-        numbers = _numbers(positions, block_tables, idx_mapping, out)
-        _shard_slots_kernel[grid](positions, *pointers, out, *numbers, block_stride, dcp_rank, **constants)
+        numbers = _numbers(positions, blocks, shard, out)
+        _shard_slots_kernel[grid](positions, *_pointers(req, blocks), out, *numbers, **constants)
 
 
 def compact_shard_slots(
     positions: torch.Tensor,
     req: torch.Tensor,
-    block_tables: torch.Tensor,
+    blocks: KeyBlocks,
+    shard: Shard,
     *,
-    block_size: int,
-    block_stride: int,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int,
-    idx_mapping: torch.Tensor | None = None,
     out: torch.Tensor,
     counts: torch.Tensor,
     backend: str = "torch",
 ) -> None:
     """Write the cache rows of the positions that this rank owns, moved to the front, and how many there are."""
     check_backend("compact_shard_slots", backend, BACKENDS, compiled=_compact_kernel, device=positions.device)
-    check_shard(dcp_size, dcp_rank, interleave)
-    _check_cache(positions, req, block_tables, idx_mapping, block_size, block_stride, out)
+    _check_remap(positions, req, blocks, out)
     check_tensor("counts", counts, torch.int32, (out.shape[0],), out.device)
     if backend == "torch":
-        shard = {"dcp_size": dcp_size, "dcp_rank": dcp_rank, "interleave": interleave}
-        sizes = {"block_size": block_size, "block_stride": block_stride, **shard}
-        slots = shard_slots_reference(positions, req, block_tables, **sizes, idx_mapping=idx_mapping)
-        _store_compact(slots, out, counts)
+        _store_compact(shard_slots_reference(positions, req, blocks, shard), out, counts)
     elif out.shape[0]:
-        constants = {"REMAP": True, **slot_constants(block_size, dcp_size, interleave)}
-        pointers = _pointers(req, block_tables, idx_mapping)
-        numbers = _numbers(positions, block_tables, idx_mapping, out)
-        grid = (out.shape[0],)
-        _compact_kernel[grid](positions, *pointers, out, counts, *numbers, block_stride, dcp_rank, **constants)
+        constants = {"REMAP": True, **slot_constants(blocks.block_size, shard.dcp_size, shard.interleave)}
+        numbers = _numbers(positions, blocks, shard, out)
+        _compact_kernel[(out.shape[0],)](positions, *_pointers(req, blocks), out, counts, *numbers, **constants)
 
 
 def gathered_slots(
     positions: torch.Tensor,
     workspace_start: torch.Tensor,
+    shard: Shard,
     *,
     rank_stride: int,
-    dcp_size: int,
-    interleave: int,
     out: torch.Tensor,
     backend: str = "torch",
 ) -> None:
-    """Write the workspace row of each position, whoever owns it.
+    """Write the workspace row of each position, whoever owns it: of the shard its rank plays no part.
 
     workspace_start: [num_tokens] int32 or int64, first row of the token's request in every rank's part.
     """
     check_backend("gathered_slots", backend, BACKENDS, compiled=_gathered_slots_kernel, device=positions.device)
-    check_shard(dcp_size, 0, interleave)
     check_positive(rank_stride=rank_stride)
     _check_places(positions, out)
     check_tensor("workspace_start", workspace_start, INTS, (positions.shape[0],), positions.device)
     if backend == "torch":
-        sizes = {"rank_stride": rank_stride, "dcp_size": dcp_size, "interleave": interleave}
-        out.copy_(gathered_slots_reference(positions, workspace_start, **sizes))
+        out.copy_(gathered_slots_reference(positions, workspace_start, shard, rank_stride=rank_stride))
     elif out.numel():
         num_tokens, k = out.shape
         _gathered_slots_kernel[(num_tokens, triton.cdiv(k, COLUMNS))](
@@ -280,7 +267,7 @@ def gathered_slots(
             positions.stride(0),
             out.stride(0),
             rank_stride,
-            **shard_constants(dcp_size, interleave),
+            **shard_constants(shard.dcp_size, shard.interleave),
             COLUMNS=COLUMNS,
             num_warps=NUM_WARPS,
         )
@@ -299,9 +286,9 @@ def compact_slots(slots: torch.Tensor, *, out: torch.Tensor, counts: torch.Tenso
         _store_compact(slots, out, counts)
     elif out.shape[0]:
         pointers = (counts, counts, counts)  # not read
-        numbers = (out.shape[1], 0, -1, 0, slots.stride(0), 0, out.stride(0))
+        numbers = (out.shape[1], 0, -1, 0, slots.stride(0), 0, out.stride(0), 0, 0)
         constants = {"REMAP": False, **slot_constants(1, 1, 1)}
-        _compact_kernel[(out.shape[0],)](slots, *pointers, out, counts, *numbers, 0, 0, **constants)
+        _compact_kernel[(out.shape[0],)](slots, *pointers, out, counts, *numbers, **constants)
 
 
 def slot_constants(block_size: int, dcp_size: int, interleave: int) -> dict[str, int]:
@@ -316,18 +303,16 @@ def _store_compact(slots: torch.Tensor, out: torch.Tensor, counts: torch.Tensor)
     counts.copy_(kept)
 
 
-def _pointers(
-    req: torch.Tensor, block_tables: torch.Tensor, idx_mapping: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    return req, req if idx_mapping is None else idx_mapping, block_tables  # a None would make a second kernel
+def _pointers(req: torch.Tensor, blocks: KeyBlocks) -> tuple[torch.Tensor, ...]:
+    mapping = req if blocks.idx_mapping is None else blocks.idx_mapping  # a None would make a second kernel
+    return req, mapping, blocks.block_tables
 
 
-def _numbers(
-    positions: torch.Tensor, block_tables: torch.Tensor, idx_mapping: torch.Tensor | None, out: torch.Tensor
-) -> tuple[int, ...]:
-    num_mapped = -1 if idx_mapping is None else idx_mapping.numel()
-    strides = positions.stride(0), block_tables.stride(0), out.stride(0)
-    return out.shape[1], block_tables.shape[0], num_mapped, block_tables.shape[1], *strides
+def _numbers(positions: torch.Tensor, blocks: KeyBlocks, shard: Shard, out: torch.Tensor) -> tuple[int, ...]:
+    num_mapped = -1 if blocks.idx_mapping is None else blocks.idx_mapping.numel()
+    num_rows, width = blocks.block_tables.shape
+    strides = positions.stride(0), blocks.block_tables.stride(0), out.stride(0), blocks.block_stride
+    return out.shape[1], num_rows, num_mapped, width, *strides, shard.dcp_rank
 
 
 def _check_places(positions: torch.Tensor, out: torch.Tensor) -> None:
@@ -335,18 +320,7 @@ def _check_places(positions: torch.Tensor, out: torch.Tensor) -> None:
     check_tensor("out", out, INTS, tuple(positions.shape), positions.device)
 
 
-def _check_cache(
-    positions: torch.Tensor,
-    req: torch.Tensor,
-    block_tables: torch.Tensor,
-    idx_mapping: torch.Tensor | None,
-    block_size: int,
-    block_stride: int,
-    out: torch.Tensor,
-) -> None:
-    check_positive(block_size=block_size, block_stride=block_stride)
+def _check_remap(positions: torch.Tensor, req: torch.Tensor, blocks: KeyBlocks, out: torch.Tensor) -> None:
     _check_places(positions, out)
     check_tensor("req", req, torch.int32, (positions.shape[0],), positions.device)
-    check_tensor("block_tables", block_tables, torch.int32, (None, None), positions.device)
-    if idx_mapping is not None:
-        check_tensor("idx_mapping", idx_mapping, torch.int32, (None,), positions.device)
+    blocks.check(positions.device)

@@ -9,7 +9,7 @@ dcp_size=1, block_size=2, compress_ratio=2, states_per_block=2, kpool=4; block t
     slot of the state    -  6  -  7  -  -     3 * 2 + 0, 3 * 2 + 1: beside the state's last token
     slot in the tail    20 21 22 23 20  -     every rank keeps the tail, whoever writes the token
 
-query_start_loc: [num_rows + 1], seq_lens, row_stride: [num_rows], int32. writes_kv: [num_tokens] bool, this rank's copy
+writes_kv: [num_tokens] bool, this rank's copy
 of the token writes its KV; None: all do. Block tables: [num_rows, width] int32. Each out: int64, of one length of at
 least num_tokens, -1 where nothing is written, behind the last token in full.
 """
@@ -22,13 +22,13 @@ import triton.language as tl
 
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import check_positive, check_rows, check_shard, check_tensor
-from cpkit.kernels.compressed_slots import compressed_slots_reference, slots_of_positions
+from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.compressed_slots import StateBlocks, compressed_slots_reference, slots_of_positions
 from cpkit.kernels.dcp_local_lens import shard_constants
 from cpkit.kernels.tail_slots import tail_slots_reference, tails_of_positions
-from cpkit.kernels.token_to_req import find_positions, find_rows, positions_of_tokens, rows_of_tokens
+from cpkit.kernels.token_to_req import BatchRows, find_positions, find_rows, positions_of_tokens, rows_of_tokens
 from cpkit.planner.slots import PAD
-from cpkit.planner.state_slots import check_states_whole
+from cpkit.topology import Shard
 
 BLOCK = 256
 NUM_WARPS = 4
@@ -37,24 +37,20 @@ NUM_WARPS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSlots:
-    """Where the slots of the tokens go. block_size: tokens of one block; dcp_rank stores what it owns."""
+    """Where the slots of the tokens go. block_size: tokens of one block; the shard's rank stores what it owns."""
 
     block_tables: torch.Tensor
     out: torch.Tensor
     block_size: int
-    dcp_size: int = 1
-    dcp_rank: int = 0
-    interleave: int = 1
+    shard: Shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSlots:
     """Where the slots of the states go: of the tokens that this rank writes, sharded as they are."""
 
-    block_tables: torch.Tensor
+    blocks: StateBlocks
     out: torch.Tensor
-    compress_ratio: int
-    states_per_block: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,61 +63,34 @@ class TailSlots:
 
 
 def step_slots_reference(
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
+    rows: BatchRows,
     token: TokenSlots,
     states: StateSlots | None = None,
     tail: TailSlots | None = None,
     *,
-    row_stride: torch.Tensor | None = None,
     writes_kv: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """The slots of each kind that is wanted, in the order of the arguments."""
-    rows, num_out, device = (query_start_loc, seq_lens), token.out.numel(), query_start_loc.device
-    index = torch.arange(num_out, dtype=torch.int32, device=device)
-    if seq_lens.numel():
-        pos = find_positions(*rows, index, find_rows(query_start_loc, index), row_stride)
-        pos = torch.where(index < query_start_loc[-1], pos, PAD)
+    loc, shard, num_out = rows.query_start_loc, token.shard, token.out.numel()
+    index = torch.arange(num_out, dtype=torch.int32, device=loc.device)
+    if rows.num_rows:
+        pos = find_positions(loc, rows.seq_lens, index, find_rows(loc, index), rows.row_stride)
+        pos = torch.where(index < loc[-1], pos, PAD)
     else:
         pos = torch.full_like(index, PAD, dtype=torch.int64)
     here = torch.full_like(pos, 0 if writes_kv is None else PAD)
     if writes_kv is not None:
         here[: len(writes_kv)].masked_fill_(writes_kv, 0)
-    here.masked_fill_(pos.clamp(min=0) // token.interleave % token.dcp_size != token.dcp_rank, PAD)
-    shard = (token.dcp_size, token.interleave)
-    slots = [_state_slots(here, *rows, token.block_tables, (1, token.block_size, *shard), row_stride)]
+    here.masked_fill_(pos.clamp(min=0) // shard.interleave % shard.dcp_size != shard.dcp_rank, PAD)
+    blocks = StateBlocks(token.block_tables, 1, token.block_size)  # a token is a state of its own
+    slots = [compressed_slots_reference(here, rows, blocks, shard)]
     if states is not None:
-        sizes = (states.compress_ratio, states.states_per_block, *shard)
-        slots.append(_state_slots(slots[0], *rows, states.block_tables, sizes, row_stride))
+        slots.append(compressed_slots_reference(slots[0], rows, states.blocks, shard))
     if tail is not None:
         none = torch.full_like(pos, PAD)
-        mapped = num_out if seq_lens.numel() else 0
-        slots.append(
-            tail_slots_reference(none, pos, query_start_loc, tail.block_tables, kpool=tail.kpool, num_tokens=mapped)
-        )
+        mapped = num_out if rows.num_rows else 0
+        slots.append(tail_slots_reference(none, pos, loc, tail.block_tables, kpool=tail.kpool, num_tokens=mapped))
     return slots
-
-
-def _state_slots(
-    slot_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    sizes: tuple[int, int, int, int],
-    row_stride: torch.Tensor | None,
-) -> torch.Tensor:
-    ratio, per_block, dcp_size, interleave = sizes
-    return compressed_slots_reference(
-        slot_mapping,
-        query_start_loc,
-        seq_lens,
-        block_tables,
-        compress_ratio=ratio,
-        states_per_block=per_block,
-        dcp_size=dcp_size,
-        interleave=interleave,
-        row_stride=row_stride,
-    )
 
 
 @triton.jit(
@@ -164,61 +133,62 @@ def _step_slots_kernel(
 
 
 def step_slots(
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
+    rows: BatchRows,
     token: TokenSlots,
     states: StateSlots | None = None,
     tail: TailSlots | None = None,
     *,
-    row_stride: torch.Tensor | None = None,
     writes_kv: torch.Tensor | None = None,
     backend: str = "torch",
 ) -> None:
     """Write the slots of each kind that is wanted into its out."""
-    check_backend("step_slots", backend, BACKENDS, compiled=_step_slots_kernel, device=query_start_loc.device)
-    check_rows(query_start_loc, seq_lens, row_stride)
-    _check(query_start_loc, seq_lens, token, states, tail, writes_kv)
-    wanted = [kind.out for kind in (token, states, tail) if kind is not None]
-    num_rows, num_out = seq_lens.numel(), token.out.numel()
+    loc, num_rows, num_out = rows.query_start_loc, rows.num_rows, token.out.numel()
+    check_backend("step_slots", backend, BACKENDS, compiled=_step_slots_kernel, device=loc.device)
+    _check(rows, token, states, tail, writes_kv)
     if backend == "torch" or not num_rows:
-        rows = (query_start_loc, seq_lens)
-        found = step_slots_reference(*rows, token, states, tail, row_stride=row_stride, writes_kv=writes_kv)
-        for out, slots in zip(wanted, found, strict=True):
+        wanted = [kind.out for kind in (token, states, tail) if kind is not None]
+        for out, slots in zip(
+            wanted, step_slots_reference(rows, token, states, tail, writes_kv=writes_kv), strict=True
+        ):
             out.copy_(slots)
     elif num_out:
-        ratio, states_per_block = (states.compress_ratio, states.states_per_block) if states else (0, 1)
-        constants = step_constants(
-            token.block_size, ratio, states_per_block, tail.kpool if tail else 0, token.dcp_size, token.interleave
-        )
         # pointers that the kernel does not read stand where an argument is None: None would be a kernel of its own
-        state_tables, state_out = (states.block_tables, states.out) if states else (token.block_tables, token.out)
+        state_tables, state_out = (
+            (states.blocks.block_tables, states.out) if states else (token.block_tables, token.out)
+        )
         tail_tables, tail_out = (tail.block_tables, tail.out) if tail else (token.block_tables, token.out)
         _step_slots_kernel[(triton.cdiv(num_out, BLOCK),)](
-            query_start_loc,
-            seq_lens,
-            seq_lens if row_stride is None else row_stride,
-            seq_lens.view(torch.bool) if writes_kv is None else writes_kv,
+            loc,
+            rows.seq_lens,
+            rows.seq_lens if rows.row_stride is None else rows.row_stride,
+            rows.seq_lens.view(torch.bool) if writes_kv is None else writes_kv,
             token.block_tables,
             state_tables,
             tail_tables,
             token.out,
             state_out,
             tail_out,
-            int(row_stride is not None),
+            int(rows.row_stride is not None),
             int(writes_kv is not None),
             num_rows,
             token.block_tables.shape[1],
             state_tables.shape[1],
-            token.dcp_rank,
+            token.shard.dcp_rank,
             token.block_tables.stride(0),
             state_tables.stride(0),
             tail_tables.stride(0),
             num_out if writes_kv is None else writes_kv.numel(),
             num_out,
-            **constants,
+            **_constants(token, states, tail),
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
+
+
+def _constants(token: TokenSlots, states: StateSlots | None, tail: TailSlots | None) -> dict[str, int]:
+    ratio, per_block = (states.blocks.compress_ratio, states.blocks.states_per_block) if states else (0, 1)
+    kpool, shard = tail.kpool if tail else 0, token.shard
+    return step_constants(token.block_size, ratio, per_block, kpool, shard.dcp_size, shard.interleave)
 
 
 def step_constants(
@@ -230,25 +200,24 @@ def step_constants(
 
 
 def _check(
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
+    rows: BatchRows,
     token: TokenSlots,
     states: StateSlots | None,
     tail: TailSlots | None,
     writes_kv: torch.Tensor | None,
 ) -> None:
-    num_rows, device = seq_lens.numel(), query_start_loc.device
+    rows.check()
+    num_rows, device = rows.num_rows, rows.query_start_loc.device
     check_positive(block_size=token.block_size)
-    check_shard(token.dcp_size, token.dcp_rank, token.interleave)
+    check_tensor("token.block_tables", token.block_tables, torch.int32, (num_rows, None), device)
     for name, kind in (("token", token), ("states", states), ("tail", tail)):
         if kind is not None:
-            check_tensor(f"{name}.block_tables", kind.block_tables, torch.int32, (num_rows, None), device)
             check_tensor(f"{name}.out", kind.out, torch.int64, (token.out.numel(),), device)
     if states is not None:
-        check_positive(compress_ratio=states.compress_ratio, states_per_block=states.states_per_block)
-        check_states_whole(states.compress_ratio, token.dcp_size, token.interleave)
+        states.blocks.check("states.block_tables", num_rows, token.shard, device)
     if tail is not None:
         check_positive(kpool=tail.kpool)
+        check_tensor("tail.block_tables", tail.block_tables, torch.int32, (num_rows, None), device)
         if num_rows and not tail.block_tables.shape[1]:
             raise PlanError(f"tail.block_tables [{num_rows}, 0]: the tail block of a row is in column 0")
     if writes_kv is not None:

@@ -12,17 +12,41 @@ row.
 tokens, and each program finds its tokens' rows by bisection, however they are spread over the rows.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.checks import check_tensor
+from cpkit.kernels.checks import check_rows, check_tensor
 
 BLOCK = 256
 NUM_WARPS = 4
 """Tokens of one program and its warps: small, so that a step of a few thousand tokens fills the chip."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRows:
+    """Rows of a flat batch, on the device.
+
+    query_start_loc: [num_rows + 1] int32; seq_lens: [num_rows] int32. row_stride: [num_rows] int32, positions from one
+    token of a row to the next; None: 1.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    row_stride: torch.Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, those without tokens included."""
+        return self.seq_lens.numel()
+
+    def check(self) -> None:
+        """Raise PlanError unless the parts fit each other."""
+        check_rows(self.query_start_loc, self.seq_lens, self.row_stride)
 
 
 def token_to_req_reference(query_start_loc: torch.Tensor, num_tokens: int, *, num_mapped: int) -> torch.Tensor:

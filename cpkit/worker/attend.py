@@ -17,10 +17,11 @@ import torch
 from cpkit.arrays import prefix_sum
 from cpkit.builders.indexer_metadata import IndexerChunk
 from cpkit.builders.swa_metadata import SwaMetadata
-from cpkit.kernels.position_slots import gathered_slots, shard_slots
+from cpkit.kernels.position_slots import KeyBlocks, gathered_slots, shard_slots
 from cpkit.kernels.sparse_attention import KeyRange, Keys, SelectedKeys, sparse_attention, used_slots
 from cpkit.kernels.table_slots import table_slots
 from cpkit.planner.interleave import local_lens
+from cpkit.topology import Shard
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
 
@@ -35,17 +36,13 @@ def attend(q: torch.Tensor, groups: Sequence[Keys], caches: LayerCaches) -> Part
 
 def stored_keys(positions: torch.Tensor, places: Places, caches: LayerCaches) -> SelectedKeys:
     """Those of the positions that this rank stores; positions: [tokens, k] int64, of its leading query tokens."""
-    topology, ratio = places.plan.topology, caches.layer.compress_ratio
+    device, keys = positions.device, places.plan.shards[caches.layer.compress_ratio]
     slots = torch.empty_like(positions)
     shard_slots(
         positions,
-        torch.tensor(places.req[: len(positions)], dtype=torch.int32, device=positions.device),
-        torch.tensor(places.tables, device=positions.device),
-        block_size=caches.states_per_block,
-        block_stride=caches.states_per_block,
-        dcp_size=topology.dcp,
-        dcp_rank=places.rank.dcp_rank,
-        interleave=places.plan.shards[ratio].interleave,
+        torch.tensor(places.req[: len(positions)], dtype=torch.int32, device=device),
+        KeyBlocks(torch.tensor(places.tables, device=device), caches.states_per_block, caches.states_per_block),
+        Shard(dcp_size=keys.dcp_size, dcp_rank=places.rank.dcp_rank, interleave=keys.interleave),
         out=slots,
         backend=caches.backend,
     )
@@ -101,9 +98,8 @@ def gathered_keys(
     gathered_slots(
         torch.where((positions >= first) & (positions < stop), positions - first, -1),
         region.repeat_interleave(num_tokens),
+        Shard(dcp_size=chunk.gather.dcp_size, interleave=chunk.gather.interleave),
         rank_stride=chunk.gather.keys_per_rank,
-        dcp_size=chunk.gather.dcp_size,
-        interleave=chunk.gather.interleave,
         out=index,
         backend=caches.backend,
     )

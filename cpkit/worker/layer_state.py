@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from cpkit.builders.chip import BLACKWELL, Chip
-from cpkit.builders.common import shard_of
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from cpkit.builders.indexer_metadata import IndexerMetadata
 from cpkit.builders.swa import SwaBuilder, SwaConfig
@@ -79,7 +78,7 @@ def make_state(
         config = IndexerConfig(
             budget=budget,
             chip=PER_TOKEN,
-            shard=shard_of(topology, comm.rank),
+            shard=topology.shard_of(comm.rank),
             block_size=topology.block_size,
             max_blocks=pool.max_blocks,
             compress_ratio=layer.compress_ratio,

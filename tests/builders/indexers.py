@@ -7,8 +7,9 @@ import torch
 
 from cpkit.budget import Budget
 from cpkit.builders.chip import Chip
-from cpkit.builders.common import GatheredSlots, Shard, rank_batch
+from cpkit.builders.common import GatheredSlots, rank_batch
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
+from cpkit.topology import Shard
 
 A100, HOPPER, BLACKWELL = (Chip("cuda", family=family, num_workers=2) for family in (80, 90, 100))
 

@@ -7,10 +7,11 @@ import torch
 from hypothesis import strategies as st
 
 from cpkit.batch import Batch
-from cpkit.builders.common import GatheredSlots, RankBatch, Shard, WholeRequests, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, WholeRequests, rank_batch
 from cpkit.planner.layout import gather_layout
 from cpkit.planner.partition import partition_queries
 from cpkit.planner.rows import rank_rows
+from cpkit.topology import Shard
 from tests import oracles
 
 BLOCK = 8

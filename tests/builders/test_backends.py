@@ -12,12 +12,12 @@ import torch
 
 from cpkit.builders.backend import choose_backend
 from cpkit.builders.chip import Chip
-from cpkit.builders.common import Shard
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from cpkit.builders.kpool import KpoolBuilder, KpoolConfig
 from cpkit.builders.swa import SwaBuilder, SwaConfig
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS
+from cpkit.topology import Shard
 from tests.gpu.check_builders import BLOCK, WIDTH, budget, random_batch, tensors_of
 
 CPU = torch.device("cpu")

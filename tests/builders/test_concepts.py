@@ -7,10 +7,11 @@ import pytest
 
 from cpkit.budget import Budget
 from cpkit.builders.chip import Chip
-from cpkit.builders.common import Shard, rank_batch
+from cpkit.builders.common import rank_batch
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from cpkit.builders.kpool import KpoolBuilder, KpoolConfig
 from cpkit.builders.swa import SwaBuilder, SwaConfig
+from cpkit.topology import Shard
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## Builders")[2].partition("\n## ")[0]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from cpkit.builders.common import Shard, rank_batch
+from cpkit.builders.common import rank_batch
 from cpkit.builders.graphs import GraphSupport
 from cpkit.errors import PlanError
+from cpkit.topology import Shard
 from tests.builders.indexers import A100, BLACKWELL, HOPPER, batch, builder, under_pcp
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from cpkit.builders.common import GatheredSlots, RankBatch, Shard, WholeRequests, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, WholeRequests, rank_batch
 from cpkit.errors import ConfigError, PlanError
+from cpkit.topology import Shard
 from tests.builders.indexers import batch, builder, under_pcp
 
 
@@ -33,15 +34,6 @@ from tests.builders.indexers import batch, builder, under_pcp
 def test_settings_that_cannot_work(options, message):
     with pytest.raises(ConfigError, match=message):
         builder(**options)
-
-
-def test_places_that_do_not_exist():
-    with pytest.raises(ConfigError, match="dcp_rank=2 with dcp_size=2"):
-        Shard(dcp_size=2, dcp_rank=2)
-    with pytest.raises(ConfigError, match="pcp_rank=-1 with pcp_size=1"):
-        Shard(pcp_rank=-1)
-    with pytest.raises(ConfigError, match="interleave=0"):
-        Shard(interleave=0)
 
 
 @pytest.mark.parametrize(

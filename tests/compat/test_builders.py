@@ -8,10 +8,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="compat takes and returns torch tensors")
 
 from cpkit.builders.chip import Chip  # noqa: E402  (needs torch)
-from cpkit.builders.common import Shard, rank_batch  # noqa: E402
+from cpkit.builders.common import rank_batch  # noqa: E402
 from cpkit.builders.graphs import GraphSupport  # noqa: E402
 from cpkit.compat import vllm  # noqa: E402
 from cpkit.errors import ConfigError  # noqa: E402
+from cpkit.topology import Shard  # noqa: E402
 from tests.builders.indexers import A100, HOPPER, builder  # noqa: E402
 
 

@@ -16,10 +16,11 @@ import torch
 
 from cpkit.budget import Budget
 from cpkit.builders.chip import Chip, chip_of
-from cpkit.builders.common import GatheredSlots, RankBatch, Shard, rank_batch
+from cpkit.builders.common import GatheredSlots, RankBatch, rank_batch
 from cpkit.builders.indexer import IndexerBuilder, IndexerConfig
 from cpkit.builders.kpool import KpoolBuilder, KpoolConfig
 from cpkit.builders.swa import SwaBuilder, SwaConfig
+from cpkit.topology import Shard
 
 BLOCK, WIDTH, ROWS, TOKENS = 16, 80, 24, 256
 CHIPS = {family: Chip("cuda", family=family, num_workers=132) for family in (80, 90, 100)}

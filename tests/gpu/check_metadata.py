@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from cpkit.kernels.compressed_slots import (
+    StateBlocks,
     _compressed_slots_kernel,
     _unpack_kernel,
     compressed_slots,
@@ -28,8 +29,9 @@ from cpkit.kernels.gather_lens import _gather_lens_kernel, gather_lens
 from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, _step_slots_kernel, step_slots
 from cpkit.kernels.tail_slots import _tail_slots_kernel, tail_slots
-from cpkit.kernels.token_to_req import _token_to_req_kernel, token_to_req
+from cpkit.kernels.token_to_req import BatchRows, _token_to_req_kernel, token_to_req
 from cpkit.kernels.warmup import warm_up
+from cpkit.topology import Shard
 
 GUARD, GARBAGE = 64, -7777
 KERNELS = (
@@ -68,6 +70,10 @@ class Batch:
         self.table = wide[:, rng.randint(0, 4) :][:, : width if not hostile else rng.randint(1, width)]
         self.stride = rng.choice([None, torch.randint(1, 9, (num_rows,), dtype=torch.int32, device="cuda")])
         self.tokens, self.offset = num_tokens, rng.randint(0, 3)
+
+    @property
+    def rows(self) -> BatchRows:
+        return BatchRows(self.loc, self.lens, self.stride)
 
     def slots(self) -> torch.Tensor:
         """A slot for each token, -1 for some; no multiple of 16 bytes behind its buffer."""
@@ -109,34 +115,30 @@ class Compared:
 
 def check_rows(compared: Compared, batch: Batch, world: Deployment, rng: random.Random) -> None:
     """Every kernel over the rows of a batch, on one rank of a deployment."""
-    rows, extra, tokens = (batch.loc, batch.lens), rng.choice([0, 1, 300]), batch.tokens
-    dcp_rank, shard = rng.randrange(world.dcp_size), {"dcp_size": world.dcp_size, "interleave": world.interleave}
+    rows, extra, tokens = batch.rows, rng.choice([0, 1, 300]), batch.tokens
+    shard = Shard(dcp_size=world.dcp_size, dcp_rank=rng.randrange(world.dcp_size), interleave=world.interleave)
     slots, writes = batch.slots(), batch.writes()
     for ratio, per_block in world.states:
-        sizes = {"compress_ratio": ratio, "states_per_block": per_block, "row_stride": batch.stride, **shard}
+        blocks = StateBlocks(batch.table, ratio, per_block)
         if world.pcp_size > 1 and world.dcp_size > 1:
             compared(
                 "packed",
-                lambda out, sizes=sizes, **b: packed_compressed_slots(
-                    writes, *rows, batch.table, **sizes, out=out, **b
-                ),
+                lambda out, blocks=blocks, **b: packed_compressed_slots(writes, rows, blocks, shard, out=out, **b),
                 tokens + extra,
             )
             compared(
                 "unpack",
-                lambda out, **b: unpack_compressed_slots(
-                    slots, dcp_size=world.dcp_size, dcp_rank=dcp_rank, out=out, **b
-                ),
+                lambda out, **b: unpack_compressed_slots(slots, shard, out=out, **b),
                 tokens + extra,
             )
         else:
             compared(
                 "compressed",
-                lambda out, sizes=sizes, **b: compressed_slots(slots, *rows, batch.table, **sizes, out=out, **b),
+                lambda out, blocks=blocks, **b: compressed_slots(slots, rows, blocks, shard, out=out, **b),
                 tokens + extra,
             )
     for kind in (None, *world.states):
-        check_step(compared, batch, world, dcp_rank, kind, rng.choice([None, writes]))
+        check_step(compared, batch, world, shard, kind, rng.choice([None, writes]))
     if world.kpool:
         pos = torch.randint(-2, 1 << 40, (tokens,), device="cuda")
         some = rng.randint(0, tokens)
@@ -160,7 +162,7 @@ def check_step(
     compared: Compared,
     batch: Batch,
     world: Deployment,
-    dcp_rank: int,
+    shard: Shard,
     kind: tuple[int, int] | None,
     writes: torch.Tensor | None,
 ) -> None:
@@ -169,12 +171,10 @@ def check_step(
     def call(*outs: torch.Tensor, backend: str) -> None:
         token_out, *others = outs
         step_slots(
-            batch.loc,
-            batch.lens,
-            TokenSlots(batch.table, token_out, world.block_size, world.dcp_size, dcp_rank, world.interleave),
-            StateSlots(batch.table, others.pop(0), *kind) if kind else None,
+            batch.rows,
+            TokenSlots(batch.table, token_out, world.block_size, shard),
+            StateSlots(StateBlocks(batch.table, *kind), others.pop(0)) if kind else None,
             TailSlots(batch.table, others.pop(0), world.kpool) if world.kpool else None,
-            row_stride=batch.stride,
             writes_kv=writes,
             backend=backend,
         )

@@ -15,11 +15,12 @@ import torch
 
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
-from cpkit.kernels.position_slots import compact_shard_slots, compact_slots, gathered_slots, shard_slots
+from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, compact_slots, gathered_slots, shard_slots
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
 from cpkit.kernels.tile_schedule import tile_schedule
+from cpkit.topology import Shard
 
-SHARD = {"dcp_size": 3, "dcp_rank": 1, "interleave": 5, "block_size": 7, "block_stride": 2**10 + 1}
+SHARD = Shard(dcp_size=3, dcp_rank=1, interleave=5)
 Call = tuple[str, Callable[[str, str], tuple[torch.Tensor, ...]]]
 """A name, and what writes fresh outputs on a device by a backend."""
 
@@ -106,8 +107,8 @@ def decode_calls() -> Iterator[Call]:
                     corner(garbage("cpu", rows, parts[2].shape[1]), device),
                 )
                 args = parts[0].to(device), parts[1].to(device), corner(parts[2], device)
-                shard = {"dcp_size": 4, "dcp_rank": 3, "interleave": 8, "compress_ratio": 2}
-                kernel(*args, **shard, out=out, backend=backend)
+                shard = Shard(dcp_size=4, dcp_rank=3, interleave=8)
+                kernel(*args, shard, compress_ratio=2, out=out, backend=backend)
                 return tuple(out)
 
             yield f"{kernel.__name__} {num_reqs} requests, tables of {width}", call
@@ -122,19 +123,18 @@ def slot_calls() -> Iterator[Call]:
         for mapped in (False, True):
 
             def cache(device, positions=positions, parts=(req, tables), mapping=mapping if mapped else None):
-                given = corner(positions, device), parts[0].to(device), corner(parts[1], device)
-                return given, {**SHARD, "idx_mapping": None if mapping is None else mapping.to(device)}
+                own = None if mapping is None else mapping.to(device)
+                blocks = KeyBlocks(corner(parts[1], device), block_size=7, block_stride=2**10 + 1, idx_mapping=own)
+                return corner(positions, device), parts[0].to(device), blocks, SHARD
 
             def remap(device, backend, cache=cache, k=k):
-                args, options = cache(device)
                 out = corner(garbage("cpu", 9, k, dtype=torch.int64), device)
-                shard_slots(*args, **options, out=out, backend=backend)
+                shard_slots(*cache(device), out=out, backend=backend)
                 return (out,)
 
             def compact(device, backend, cache=cache, k=k):
-                args, options = cache(device)
                 out, counts = corner(garbage("cpu", 9, k, dtype=torch.int64), device), garbage(device, 9)
-                compact_shard_slots(*args, **options, out=out, counts=counts, backend=backend)
+                compact_shard_slots(*cache(device), out=out, counts=counts, backend=backend)
                 again, recount = out.clone(), garbage(device, 9)
                 again[:, 1::3] = -1
                 compact_slots(again, out=again, counts=recount, backend=backend)
@@ -145,8 +145,8 @@ def slot_calls() -> Iterator[Call]:
 
         def gathered(device, backend, positions=positions, k=k):
             out = corner(garbage("cpu", 9, k, dtype=torch.int64), device)
-            sizes = {"rank_stride": 2**33, "dcp_size": 3, "interleave": 5}
-            gathered_slots(corner(positions, device), ints(5, 0, 99, 9).to(device), **sizes, out=out, backend=backend)
+            start = ints(5, 0, 99, 9).to(device)
+            gathered_slots(corner(positions, device), start, SHARD, rank_stride=2**33, out=out, backend=backend)
             return (out,)
 
         yield f"gathered_slots {dtype} k={k}", gathered

@@ -8,13 +8,21 @@ from hypothesis import strategies as st
 
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS
-from cpkit.kernels.position_slots import COLUMNS, compact_shard_slots, compact_slots, gathered_slots, shard_slots
+from cpkit.kernels.position_slots import (
+    COLUMNS,
+    KeyBlocks,
+    compact_shard_slots,
+    compact_slots,
+    gathered_slots,
+    shard_slots,
+)
+from cpkit.topology import Shard
 from tests import oracles
 from tests.kernels.tensors import i32
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 WORLDS = [pytest.param(1, 1, id="no-dcp"), pytest.param(4, 8, id="block"), pytest.param(3, 5, id="odd")]
-ONE_RANK = {"dcp_size": 1, "dcp_rank": 0, "interleave": 1}
+ALONE = Shard()
 
 
 @backends
@@ -33,9 +41,9 @@ def test_positions_become_rows_of_their_owner(backend, positions, dcp_size, inte
     for rank in range(dcp_size):
         held = oracles.deal(41, dcp_size, interleave)[rank]
         out = torch.full(given.shape, -99)
-        cache = {"block_size": 2, "block_stride": 5, "idx_mapping": mapping, "backend": backend}
-        shard = {"dcp_size": dcp_size, "dcp_rank": rank, "interleave": interleave}
-        shard_slots(given, i32(req), i32(tables), **cache, **shard, out=out)
+        blocks = KeyBlocks(i32(tables), block_size=2, block_stride=5, idx_mapping=mapping)
+        shard = Shard(dcp_size=dcp_size, dcp_rank=rank, interleave=interleave)
+        shard_slots(given, i32(req), blocks, shard, out=out, backend=backend)
         want = []
         for row, wanted in zip(req, positions, strict=True):
             table = tables[[1, 0][row]] if mapped else tables[row]
@@ -48,24 +56,23 @@ def test_positions_become_rows_of_their_owner(backend, positions, dcp_size, inte
         assert out.tolist() == [row + [-1] * (3 - len(row)) for row in kept]
         assert counts.tolist() == list(map(len, kept))
         at_once, counted = torch.full(given.shape, -99, dtype=torch.int32), i32([-99] * len(positions))
-        compact_shard_slots(given, i32(req), i32(tables), **cache, **shard, out=at_once, counts=counted)
+        compact_shard_slots(given, i32(req), blocks, shard, out=at_once, counts=counted, backend=backend)
         assert at_once.tolist() == out.tolist() and counted.tolist() == counts.tolist()
 
 
 @backends
 def test_rows_beyond_int32(backend):
     out = torch.zeros(1, 1, dtype=torch.int64)
-    one = {"block_size": 1, **ONE_RANK}
     for block, stride, row in [(1994, 1_077_120, 2_147_777_280), (598, 3_600_000, 2_152_800_000)]:
-        shard_slots(i32([[0]]), i32([0]), i32([[block]]), **one, block_stride=stride, out=out, backend=backend)
+        shard_slots(i32([[0]]), i32([0]), KeyBlocks(i32([[block]]), 1, stride), ALONE, out=out, backend=backend)
         assert out.item() == row
 
 
 @backends
 def test_a_cache_without_blocks_has_no_rows(backend):
     out = torch.zeros(1, 2, dtype=torch.int64)
-    one = {"block_size": 1, "block_stride": 1, **ONE_RANK}
-    shard_slots(i32([[0, -1]]), i32([0]), i32(np.zeros((1, 0))), **one, out=out, backend=backend)
+    blocks = KeyBlocks(i32(np.zeros((1, 0))), block_size=1, block_stride=1)
+    shard_slots(i32([[0, -1]]), i32([0]), blocks, ALONE, out=out, backend=backend)
     assert out.tolist() == [[-1, -1]]
 
 
@@ -81,8 +88,8 @@ def test_gathered_positions_keep_every_owner(backend, dcp_size, interleave):
                 if start + at < stride:
                     workspace[token, pos] = rank * stride + start + at
     out = torch.full((2, 3), -99)
-    shard = {"dcp_size": dcp_size, "interleave": interleave}
-    gathered_slots(torch.tensor(positions), i32(starts), rank_stride=stride, **shard, out=out, backend=backend)
+    shard = Shard(dcp_size=dcp_size, interleave=interleave)
+    gathered_slots(torch.tensor(positions), i32(starts), shard, rank_stride=stride, out=out, backend=backend)
     assert out.tolist() == [[workspace.get((token, pos), -1) for pos in row] for token, row in enumerate(positions)]
 
 
@@ -105,11 +112,10 @@ def test_hostile_requests_and_blocks(change, slots, backend):
     wide = torch.full((2, 4), 99, dtype=torch.int32)
     wide[:, :2] = i32(change.pop("tables"))
     out, counts = torch.full((2, 2), -99), i32([-99, -99])
-    args = (i32([[0, 1]] * 2), i32(change.pop("req")), wide[:, :2])
-    options = {"block_size": 2, "block_stride": 2, **ONE_RANK, **change, "backend": backend}
-    shard_slots(*args, **options, out=out)
+    args = (i32([[0, 1]] * 2), i32(change.pop("req")), KeyBlocks(wide[:, :2], 2, 2, **change), ALONE)
+    shard_slots(*args, out=out, backend=backend)
     assert out.tolist() == slots
-    compact_shard_slots(*args, **options, out=out, counts=counts)
+    compact_shard_slots(*args, out=out, counts=counts, backend=backend)
     assert out.tolist() == slots
     assert counts.tolist() == [2 - row.count(-1) for row in slots]
 
@@ -118,12 +124,10 @@ def test_hostile_requests_and_blocks(change, slots, backend):
 def test_positions_beyond_int32(backend):
     far = 3 * 2**31 + 1
     out = torch.zeros(1, 1, dtype=torch.int64)
-    cache = {"block_size": 2**30, "block_stride": 2**30, "dcp_size": 2, "dcp_rank": 1, "interleave": 1}
-    shard_slots(torch.tensor([[far]]), i32([0]), i32([[9, 8, 7, 5]]), **cache, out=out, backend=backend)
+    blocks, shard = KeyBlocks(i32([[9, 8, 7, 5]]), 2**30, 2**30), Shard(dcp_size=2, dcp_rank=1)
+    shard_slots(torch.tensor([[far]]), i32([0]), blocks, shard, out=out, backend=backend)
     assert out.item() == 5 * 2**30 + far // 2 % 2**30
-    gathered_slots(
-        torch.tensor([[far]]), i32([3]), rank_stride=2**33, dcp_size=2, interleave=1, out=out, backend=backend
-    )
+    gathered_slots(torch.tensor([[far]]), i32([3]), shard, rank_stride=2**33, out=out, backend=backend)
     assert out.item() == 2**33 + 3 + far // 2
 
 
@@ -147,23 +151,26 @@ def test_compaction_keeps_the_order(k, backend):
 def test_blocks_of_positions(k, backend):
     positions = torch.arange(k, dtype=torch.int32)[None]
     out = torch.full((1, k), -99)
-    gathered_slots(positions, i32([1]), rank_stride=k, dcp_size=2, interleave=2, out=out, backend=backend)
+    shard = Shard(dcp_size=2, dcp_rank=1, interleave=2)
+    gathered_slots(positions, i32([1]), shard, rank_stride=k, out=out, backend=backend)
     hands = oracles.deal(k, 2, 2)
     place = {pos: rank * k + 1 + at for rank, hand in enumerate(hands) for at, pos in enumerate(hand)}
     assert out[0].tolist() == [place[pos] for pos in range(k)]
-    tables = i32(np.arange(k))[None]
-    shard = {"block_size": 2, "block_stride": 2, "dcp_size": 2, "dcp_rank": 1, "interleave": 2}
-    shard_slots(positions, i32([0]), tables, **shard, out=positions, backend=backend)  # out may be positions
+    blocks = KeyBlocks(i32(np.arange(k))[None], block_size=2, block_stride=2)
+    shard_slots(positions, i32([0]), blocks, shard, out=positions, backend=backend)  # out may be positions
     held = {pos: at for at, pos in enumerate(hands[1])}
     assert positions[0].tolist() == [held.get(pos, -1) for pos in range(k)]
 
 
 def test_refusals():
     with pytest.raises(ConfigError, match="shard_slots with backend='cuda'"):
-        shard_slots(
-            i32([[0]]), i32([0]), i32([[0]]), block_size=1, block_stride=1, **ONE_RANK, out=i32([[0]]), backend="cuda"
-        )
+        shard_slots(i32([[0]]), i32([0]), KeyBlocks(i32([[0]]), 1, 1), ALONE, out=i32([[0]]), backend="cuda")
+    with pytest.raises(PlanError, match="block_stride=0"):
+        shard_slots(i32([[0]]), i32([0]), KeyBlocks(i32([[0]]), 1, 0), ALONE, out=i32([[0]]))
+    long = KeyBlocks(i32([[0]]), 1, 1, idx_mapping=torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(PlanError, match="idx_mapping is int64"):
+        shard_slots(i32([[0]]), i32([0]), long, ALONE, out=i32([[0]]))
     with pytest.raises(PlanError, match=r"counts is int32 \[2\]"):
         compact_slots(i32([[0]]), out=i32([[0]]), counts=i32([0, 0]))
     with pytest.raises(PlanError, match="rank_stride=0"):
-        gathered_slots(i32([[0]]), i32([0]), rank_stride=0, dcp_size=1, interleave=1, out=i32([[0]]))
+        gathered_slots(i32([[0]]), i32([0]), ALONE, rank_stride=0, out=i32([[0]]))

@@ -7,11 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpkit.errors import ConfigError, PlanError
+from cpkit.kernels.compressed_slots import StateBlocks
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
+from cpkit.kernels.token_to_req import BatchRows
+from cpkit.topology import Shard
 from tests import oracles
 from tests.kernels.tensors import GARBAGE, garbage, i32
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
+ALONE = Shard()
 REQS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=4)
 
 
@@ -19,10 +23,9 @@ REQS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, ma
 def test_the_picture(backend):
     outs = [garbage(6) for _ in range(3)]
     step_slots(
-        i32([0, 5]),
-        i32([5]),
-        TokenSlots(i32([[7, 8, 9]]), outs[0], block_size=2),
-        StateSlots(i32([[3, 4]]), outs[1], compress_ratio=2, states_per_block=2),
+        BatchRows(i32([0, 5]), i32([5])),
+        TokenSlots(i32([[7, 8, 9]]), outs[0], 2, ALONE),
+        StateSlots(StateBlocks(i32([[3, 4]]), compress_ratio=2, states_per_block=2), outs[1]),
         TailSlots(i32([[5]]), outs[2], kpool=4),
         writes_kv=torch.tensor([False, True, True, True, True]),
         backend=backend,
@@ -66,11 +69,11 @@ def test_every_kind_on_every_rank(backend, reqs, dcp_size, turn, ratio, kinds, h
     ]
     for rank in range(dcp_size):
         outs = {name: garbage(total + 2) for name in ("token", "states", "tail")}
+        shard = Shard(dcp_size=dcp_size, dcp_rank=rank, interleave=turn * ratio)
         step_slots(
-            i32(np.cumsum([0, *query_lens])),
-            i32(seq_lens),
-            TokenSlots(i32(tables), outs["token"], 3, dcp_size, rank, turn * ratio),
-            StateSlots(i32(tables), outs["states"], ratio, 2) if kinds in ("states", "all") else None,
+            BatchRows(i32(np.cumsum([0, *query_lens])), i32(seq_lens)),
+            TokenSlots(i32(tables), outs["token"], 3, shard),
+            StateSlots(StateBlocks(i32(tables), ratio, 2), outs["states"]) if kinds in ("states", "all") else None,
             TailSlots(i32(tables), outs["tail"], 4) if kinds in ("tail", "all") else None,
             writes_kv=torch.tensor(written, dtype=torch.bool) if hidden else None,
             backend=backend,
@@ -88,15 +91,14 @@ def test_every_kind_on_every_rank(backend, reqs, dcp_size, turn, ratio, kinds, h
 @both_backends
 def test_hostile_rows(backend):
     """A null block, a negative one, a length below its tokens, a table too short, a row without tokens, stripes."""
-    rows = i32([0, 2, 4, 6, 8, 8, 10]), i32([2, 2, 1, 9, 5, 6])
+    rows = BatchRows(i32([0, 2, 4, 6, 8, 8, 10]), i32([2, 2, 1, 9, 5, 6]), i32([1, 1, 1, 1, 1, 3]))
     tables = i32([[0, 5], [-3, 5], [4, 5], [4, 5], [4, 5], [6, 7]])
     outs = [garbage(12) for _ in range(3)]
     step_slots(
-        *rows,
-        TokenSlots(tables, outs[0], block_size=2),
-        StateSlots(tables, outs[1], compress_ratio=2, states_per_block=1),
+        rows,
+        TokenSlots(tables, outs[0], 2, ALONE),
+        StateSlots(StateBlocks(tables, compress_ratio=2, states_per_block=1), outs[1]),
         TailSlots(tables, outs[2], kpool=4),
-        row_stride=i32([1, 1, 1, 1, 1, 3]),
         backend=backend,
     )
     assert outs[0].tolist() == [-1, -1, -1, -1, -1, 8, -1, -1, 14, -1, -1, -1]
@@ -107,18 +109,22 @@ def test_hostile_rows(backend):
 @both_backends
 def test_no_rows_and_no_tokens(backend):
     none, out = i32(np.zeros((0, 1))), garbage(2)
-    step_slots(i32([0]), i32([]), TokenSlots(none, out, 2), tail=TailSlots(none, garbage(2), 4), backend=backend)
+    rows = BatchRows(i32([0]), i32([]))
+    step_slots(rows, TokenSlots(none, out, 2, ALONE), tail=TailSlots(none, garbage(2), 4), backend=backend)
     assert out.tolist() == [-1, -1]
-    step_slots(i32([0, 0]), i32([3]), TokenSlots(i32([[5, 6]]), garbage(0), 2), backend=backend)
+    rows = BatchRows(i32([0, 0]), i32([3]))
+    step_slots(rows, TokenSlots(i32([[5, 6]]), garbage(0), 2, ALONE), backend=backend)
 
 
 def test_refusals():
-    rows, tables, out = (i32([0, 1]), i32([4])), i32([[3]]), garbage(1)
+    rows, tables, out = BatchRows(i32([0, 1]), i32([4])), i32([[3]]), garbage(1)
+    token, blocks = TokenSlots(tables, out, 4, ALONE), StateBlocks(tables, 4, 2)
+    two = TokenSlots(tables, out, 4, Shard(dcp_size=2, interleave=2))
     with pytest.raises(ConfigError, match="a state would span two"):
-        step_slots(*rows, TokenSlots(tables, out, 4, 2, 0, 2), StateSlots(tables, garbage(1), 4, 2))
+        step_slots(rows, two, StateSlots(blocks, garbage(1)))
     with pytest.raises(PlanError, match=r"tail\.block_tables \[1, 0\]"):
-        step_slots(*rows, TokenSlots(tables, out, 4), tail=TailSlots(tables[:, :0], garbage(1), 4))
+        step_slots(rows, token, tail=TailSlots(tables[:, :0], garbage(1), 4))
     with pytest.raises(PlanError, match=r"states\.out is int64"):
-        step_slots(*rows, TokenSlots(tables, out, 4), StateSlots(tables, garbage(2), 4, 2))
+        step_slots(rows, token, StateSlots(blocks, garbage(2)))
     with pytest.raises(PlanError, match="writes_kv of 2 tokens and slots for 1"):
-        step_slots(*rows, TokenSlots(tables, out, 4), writes_kv=torch.ones(2, dtype=torch.bool))
+        step_slots(rows, token, writes_kv=torch.ones(2, dtype=torch.bool))

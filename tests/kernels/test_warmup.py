@@ -21,7 +21,8 @@ import json, sys, torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
-from cpkit.kernels.compressed_slots import compressed_slots, packed_compressed_slots, unpack_compressed_slots
+from cpkit.kernels.compressed_slots import StateBlocks, compressed_slots
+from cpkit.kernels.compressed_slots import packed_compressed_slots, unpack_compressed_slots
 from cpkit.kernels.dcp_local_lens import dcp_local_lens
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
@@ -32,15 +33,16 @@ from cpkit.kernels.index_cache import gather_index_keys, quantize_index_keys
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
 from cpkit.kernels.meet import meet
 from cpkit.kernels.paged_rows import read_rows, write_rows
-from cpkit.kernels.position_slots import compact_shard_slots, compact_slots, gathered_slots, shard_slots
+from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, compact_slots, gathered_slots, shard_slots
 from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.kernels.tile_schedule import tile_schedule
-from cpkit.kernels.token_to_req import token_to_req
+from cpkit.kernels.token_to_req import BatchRows, token_to_req
 from cpkit.kernels.warmup import warm_up
+from cpkit.topology import Shard
 
 import cpkit.kernels.backends as border
 
@@ -108,28 +110,28 @@ def gathers(d, dcp_rank, cache, table):
         gather_keys(*split_planes(packed, keys, d.index_dim), table.local_start, backend="triton", **place)
 
 def slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset):
-    shard = {"dcp_size": d.dcp_size, "interleave": d.interleave}
+    shard = Shard(dcp_size=d.dcp_size, dcp_rank=dcp_rank, interleave=d.interleave)
     loc, lens, table = tensor(num_rows + 2)[offset:][: num_rows + 1], tensor(num_rows), tensor(num_rows, 48 + offset)
     table = table[:, offset:]
     slots, out = long(num_tokens + 1)[offset:][:num_tokens], long(num_tokens)
     b = {"backend": "triton"}
     token_to_req(loc, num_mapped=num_tokens, out=tensor(num_tokens), **b)
     for ratio, per_block in states:
-        sizes = {"compress_ratio": ratio, "states_per_block": per_block}
-        for stride in (None, lens):
+        blocks = StateBlocks(table, ratio, per_block)
+        for rows in (BatchRows(loc, lens), BatchRows(loc, lens, lens)):
             if d.pcp_size > 1 and d.dcp_size > 1:
                 writes = tensor(num_tokens, dtype=torch.bool)
-                packed_compressed_slots(writes, loc, lens, table, **sizes, **shard, row_stride=stride, out=out, **b)
-                unpack_compressed_slots(slots, dcp_size=d.dcp_size, dcp_rank=dcp_rank, out=out, **b)
+                packed_compressed_slots(writes, rows, blocks, shard, out=out, **b)
+                unpack_compressed_slots(slots, shard, out=out, **b)
             else:
-                compressed_slots(slots, loc, lens, table, **sizes, **shard, row_stride=stride, out=out, **b)
+                compressed_slots(slots, rows, blocks, shard, out=out, **b)
     for kind in (None, *states):
         for kpool in {0, d.kpool}:
             for writes in (None, tensor(num_tokens, dtype=torch.bool)):
-                token = TokenSlots(table, out, d.block_size, d.dcp_size, dcp_rank, d.interleave)
-                wanted = StateSlots(table, slots, *kind) if kind else None
+                rows = BatchRows(loc, lens, lens if kpool else None)
+                wanted = StateSlots(StateBlocks(table, *kind), slots) if kind else None
                 tail = TailSlots(table, slots, kpool) if kpool else None
-                step_slots(loc, lens, token, wanted, tail, row_stride=lens if kpool else None, writes_kv=writes, **b)
+                step_slots(rows, TokenSlots(table, out, d.block_size, shard), wanted, tail, writes_kv=writes, **b)
     for window in (1, 16, 127):
         gather_lens(loc, lens, window_size=window, replay_start=lens if offset else None, out=tensor(num_rows), **b)
     if d.kpool:
@@ -144,7 +146,7 @@ def slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset):
 
 def rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset):
     num_tokens = min(num_tokens, 2**31 - 1)
-    shard = {"dcp_size": d.dcp_size, "interleave": d.interleave}
+    place = {"dcp_size": d.dcp_size, "dcp_rank": dcp_rank, "interleave": d.interleave}
     lens, loc, table = tensor(num_rows), tensor(num_rows + 1), tensor(num_rows, 48 + offset)[:, offset:]
     some = {"compress_ratio": 1, "out": None, "backend": "triton"}
     for ratio in {1, *(ratio for ratio, _ in states)}:
@@ -154,10 +156,10 @@ def rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset):
         if d.pcp_size > 1 and d.dcp_size > 1:
             key_ranges_gathered(chunk, token_start=offset, **some)
         else:
-            key_ranges_local(chunk, token_start=offset, dcp_rank=dcp_rank, **shard, **some)
+            key_ranges_local(chunk, token_start=offset, **place, **some)
         for decodes, width in ((flat_decodes, 1), (native_decodes, 2)):
             some["out"] = DecodeRows(tensor(num_rows, width), lens, lens, lens, tensor(num_rows, 48))
-            decodes(loc, lens, table, dcp_rank=dcp_rank, **shard, **some)
+            decodes(loc, lens, table, Shard(**place), **some)
     for draft in [False] * (d.swa_block_size > 0) + [True] * d.draft_blocks:
         valid = tensor(16 + offset, dtype=torch.bool)
         extra = [None if draft or not offset else lens] * 2
@@ -167,17 +169,16 @@ def rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset):
     for req in (None, lens):
         tile_schedule(lens, tile=16 + offset, req=req, out=tensor(133, 2), backend="triton")
     for ratio, block in ((1, d.block_size), *states):
-        place = {"dcp_size": d.dcp_size, "interleave": max(d.interleave // ratio, 1), "backend": "triton"}
+        shard = Shard(dcp_size=d.dcp_size, dcp_rank=dcp_rank, interleave=max(d.interleave // ratio, 1))
+        blocks = KeyBlocks(table, block, 2**31 + offset, lens if offset else None)
         for dtype in (torch.int32, torch.int64):
             positions, out = tensor(num_rows, 17, dtype=dtype)[:, offset:], tensor(num_rows, 17 - offset, dtype=dtype)
-            cache = {"block_size": block, "block_stride": 2**31 + offset, "dcp_rank": dcp_rank, **place}
-            cache["idx_mapping"] = lens if offset else None
-            shard_slots(positions, lens, table, out=out, **cache)
-            compact_shard_slots(positions, lens, table, out=out, counts=lens, **cache)
+            shard_slots(positions, lens, blocks, shard, out=out, backend="triton")
+            compact_shard_slots(positions, lens, blocks, shard, out=out, counts=lens, backend="triton")
             compact_slots(positions, out=out, counts=lens, backend="triton")
             if d.pcp_size > 1 and d.dcp_size > 1:
                 start = tensor(num_rows, dtype=dtype)
-                gathered_slots(positions, start, rank_stride=16 + offset, out=out, **place)
+                gathered_slots(positions, start, shard, rank_stride=16 + offset, out=out, backend="triton")
 
 def compare(states, **sizes):
     states = tuple(map(tuple, states))
