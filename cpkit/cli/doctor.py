@@ -93,7 +93,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype": ("kv_cache_dtype", "fp8_ds_mla, fp8_e4m3, bf16, nvfp4_ds_mla, .."),
         "--dcp-comm-backend": ("merge", "how partial outputs are merged: ag_rs, a2a"),
         "--cudagraph-mode": ("graphs", "none, piecewise, full_decode_only, full, full_and_piecewise"),
-        "--speculation": ("speculation", "mtp, dspark, eagle, ngram"),
+        "--speculation": ("speculation", "mtp, dspark, eagle, ngram, draft-model, medusa, suffix"),
         "--kv-transfer": ("kv_transfer", "nixl or mooncake"),
         "--kv-role": ("kv_role", "producer, consumer or both"),
     }

@@ -22,11 +22,9 @@ class Flag:
 
 
 def _speculation(text: str) -> str:
-    plain = text.lower()
-    for known, words in {"mtp": ("mtp", "nextn"), "dspark": ("dspark",), "eagle": ("eagle",)}.items():
-        if any(word in plain for word in words):
-            return known
-    return plain
+    plain = text.lower().replace("_", "-")
+    words = {"mtp": ("mtp", "nextn"), "dspark": ("dspark",), "eagle": ("eagle",), "draft-model": ("standalone",)}
+    return next((known for known, parts in words.items() if any(part in plain for part in parts)), plain)
 
 
 MEANINGS: dict[str, Callable[[str], str]] = {

@@ -19,6 +19,9 @@ from cpkit.topology import Topology, gathered_heads
 ENGINES = {"vllm": "vllm 0.33.0", "sglang": "sglang 0.5.23", "cpkit": "cpkit"}
 """Engines and the versions whose rules are known."""
 
+SPECULATIONS = ("mtp", "dspark", "eagle", "ngram", "draft-model", "medusa", "suffix")
+"""Ways to make drafts; the rules tell MTP and DSpark from the others."""
+
 GRAPHS = ("none", "piecewise", "full_decode_only", "full", "full_and_piecewise")
 KV_ROLES = ("both", "producer", "consumer")
 KV_CACHE_DTYPES = ("fp8_ds_mla", "nvfp4_ds_mla", "fp8", "fp8_e4m3", "fp8_e5m2", "bf16")
@@ -51,8 +54,7 @@ class Deployment:
 
     tp, pcp, dcp, pp, dp: as the engine counts them. interleave, block_size: tokens. attention_backend: its name, None
     where the engine has no choice. kv_cache_dtype: one of KV_CACHE_DTYPES. merge: ag_rs, a2a or fi_a2a; None: the
-    engine's default. graphs: one of GRAPHS; None: left to the engine.
-    speculation: mtp, dspark, eagle, ngram, None.
+    engine's default. graphs: one of GRAPHS; None: left to the engine. speculation: one of SPECULATIONS; None: none.
     draft_modules: modules of an MTP draft. kv_transfer: connector (nixl, mooncake), None. kv_role: one of KV_ROLES.
     remote_dcp: dcp of the other side of a transfer, 0 unknown. kv_heads: of a GQA model, 0 for one latent (MLA).
     replay_window: tokens of bounded window replay, 0 without. features: names out of FEATURES.
@@ -102,11 +104,14 @@ class Deployment:
             "engine": tuple(ENGINES),
             "kv_cache_dtype": KV_CACHE_DTYPES,
             "graphs": (None, *GRAPHS),
+            "speculation": (None, *SPECULATIONS),
             "kv_role": KV_ROLES,
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: use one of {', '.join(map(str, values))}")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r}: use one of {', '.join(map(str, filter(None, values)))}"
+                )
         compressed = [layer.kind for layer in self.model.layers if layer.kind not in ("dsa", "linear")]
         if self.kv_cache_dtype == "nvfp4_ds_mla" and compressed:
             raise ConfigError(
@@ -178,8 +183,22 @@ class Deployment:
 
     @property
     def replicates_index(self) -> bool:
-        """Every rank of a DCP group keeps all indexer keys."""
+        """Every rank of a DCP group keeps all indexer keys, and all keys of draft modules."""
         return self.engine == "sglang" and self.dcp > 1
+
+    @property
+    def draft_layers(self) -> int:
+        """Layers of draft modules, which keep keys of every token: of MTP, SGLang's EAGLE; others' are not known."""
+        if self.speculation == "mtp":
+            return self.draft_modules
+        return int(self.speculation == "eagle" and self.engine == "sglang")
+
+    @property
+    def plain_fp8(self) -> bool:
+        """Rows are fp8 values without scales of their own, the rotary part too (trtllm's)."""
+        return (
+            self.engine == "sglang" and self.attention_backend == "trtllm" and self.kv_cache_dtype.startswith("fp8_e")
+        )
 
     def topology(self) -> Topology:
         """The world as the planner sees it; raises ConfigError where there is none."""
@@ -188,6 +207,12 @@ class Deployment:
         unused = self.engine == "vllm" and self.dcp == 1  # vllm looks at the interleave under DCP alone
         interleave = 1 if unused else self.interleave
         return Topology(self.dp, self.pp, self.pcp, self.tp, self.dcp, interleave, self.block_size)
+
+
+def draft_layer(model: Model) -> int:
+    """Place in model.layers of the kind that a draft module has: the first that selects its own keys, else the last."""
+    selecting = (at for at, layer in enumerate(model.layers) if layer.index and layer.runs_index)
+    return next(selecting, len(model.layers) - 1)
 
 
 def kernel_heads(heads: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from cpkit.errors import ConfigError
 from cpkit.sizing.deployment import ENGINES, Deployment
-from cpkit.sizing.memory.deployment import Limits, memory_settings, with_cache_dtype
+from cpkit.sizing.memory.deployment import Limits, cached_model, memory_settings
 from cpkit.sizing.memory.plan import Memory, cache_rows, plan_memory
 from cpkit.sizing.rules.engines import RULES, notes, refusals
 from cpkit.sizing.rules.rule import Note, Refusal
@@ -77,8 +77,12 @@ def _memory(deployment: Deployment, limits: Limits) -> tuple[Memory | None, str 
 
 def token_bytes(deployment: Deployment) -> float:
     """Bytes of cache on one rank that a token of context takes; needs a world that exists."""
-    model = with_cache_dtype(deployment.model, deployment.kv_cache_dtype)
-    rows = cache_rows(model, deployment.topology(), replicates_index=deployment.replicates_index)
+    rows = cache_rows(
+        cached_model(deployment),
+        deployment.topology(),
+        replicates_index=deployment.replicates_index,
+        draft_layers=deployment.draft_layers,
+    )
     return sum(row.per_token for row in rows)
 
 

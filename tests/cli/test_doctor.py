@@ -91,7 +91,7 @@ def test_memory_in_full(capsys):
         pytest.param(
             "--chip b200 -- python -m sglang.launch_server --model-path zai-org/GLM-5.2 --tp 8 --dcp-size 8",
             0,
-            ["indexer keys replicated", "9,168 B"],
+            ["indexer keys replicated", "8,388 B"],
             id="sglang-on-blackwell",
         ),
     ],
@@ -168,6 +168,12 @@ def test_json_holds_what_the_text_says(capsys):
         pytest.param(f"{V32} --memory", "--memory needs a chip", id="memory-of-no-chip"),
         pytest.param(f"{V32} --with x", "unknown feature 'x'", id="feature"),
         pytest.param(f"{V32} --cudagraph-mode all", "graphs='all': use one of", id="graphs"),
+        pytest.param(f"{V32} --speculation mpt", "speculation='mpt': use one of mtp, dspark, eagle", id="speculation"),
+        pytest.param(
+            "-- vllm serve deepseek-ai/DeepSeek-V3.2 --speculative-config.method magic",
+            "speculation='magic': use one of mtp",
+            id="speculation-of-a-line",
+        ),
         pytest.param(f"{V32} --kv-cache-dtype int3", "kv_cache_dtype='int3': use one of fp8_ds_mla", id="cache-dtype"),
         pytest.param(
             "--model deepseek-v4-flash --kv-cache-dtype nvfp4_ds_mla", "rows are known for dsa alone", id="nvfp4-of-v4"

@@ -121,6 +121,15 @@ def test_a_line_as_one_string():
     assert read_launch_line(["vllm serve m -tp 2"]).settings == {"tp": 2}
 
 
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [("deepseek_mtp", "mtp"), ("NEXTN", "mtp"), ("EAGLE3", "eagle"), ("draft_model", "draft-model"),
+     ("STANDALONE", "draft-model"), ("ngram", "ngram"), ("suffix", "suffix")],
+)  # fmt: skip
+def test_engines_words_for_drafts_are_the_rules(word, known):
+    assert read(f"sglang serve --model m --speculative-algorithm {word}").settings == {"speculation": known}
+
+
 def test_other_words_are_told():
     (told,) = read("vllm serve m --speculative-config.method eagle3").read_as
     assert told == "--speculative-config.method eagle3 as speculation eagle"

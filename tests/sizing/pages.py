@@ -55,12 +55,17 @@ def features_table():
     return markdown(["`--with`", "means"], [[f"`{name}`", what] for name, what in FEATURES.items()])
 
 
+def number(value, unit):
+    """1.98 × as it was published, or 47,702 B."""
+    return f"{value:,.0f} {unit}" if value > 1000 else f"{value:.4g} {unit}".strip()
+
+
 def capacity_table():
     rows = [
         [
             it.what,
-            f"{it.published:.4g} ×",
-            f"{it.ours:.3f} ×",
+            number(it.published, it.unit),
+            number(it.ours, it.unit),
             f"{it.difference:+.1%}",
             "not judged" if it.within is None else f"{it.within:.0%}",
             it.inputs,

@@ -10,15 +10,8 @@ and the model's output head; one module is applied N times. Prompts that end wit
 import numpy as np
 
 from cpkit.batch import Batch
-from cpkit.model import Model
 from cpkit.planner.partition import WHOLE
 from cpkit.step import StepPlan, plan_step
-
-
-def draft_layer(model: Model) -> int:
-    """Place in model.layers of the kind that a draft module has: the first that selects its own keys, else the last."""
-    selecting = (at for at, layer in enumerate(model.layers) if layer.index and layer.runs_index)
-    return next(selecting, len(model.layers) - 1)
 
 
 def later_drafts(plan: StepPlan) -> StepPlan | None:

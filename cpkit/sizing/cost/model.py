@@ -15,13 +15,14 @@ from cpkit.model import Model
 from cpkit.planner.collectives import Collective
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.drafts import draft_layer, later_drafts
+from cpkit.sizing.cost.drafts import later_drafts
 from cpkit.sizing.cost.engines import EngineTime, engine_time
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.links import Links
 from cpkit.sizing.cost.stages import RankStages
 from cpkit.sizing.cost.step import STAGE_OF, STAGES, CollectiveCost, LayerCost, StageCost, StepCost
 from cpkit.sizing.cost.work import rank_work
+from cpkit.sizing.deployment import draft_layer
 from cpkit.sizing.figures import Figure
 from cpkit.sizing.weights import ModelWeights
 from cpkit.step import StepPlan

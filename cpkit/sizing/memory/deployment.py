@@ -75,7 +75,7 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
     if deployment.chip is None:
         raise ConfigError("memory needs a chip: give --chip")
     topology = deployment.topology()
-    model = with_cache_dtype(deployment.model, deployment.kv_cache_dtype)
+    model = cached_model(deployment)
     model.check(topology)
     model.check_merge(topology)
     weights = limits.weights
@@ -93,7 +93,17 @@ def memory_settings(deployment: Deployment, limits: Limits) -> MemorySettings:
         buffers_beside=deployment.engine == "sglang",
         merge="ag_rs" if deployment.reduction == "ag_rs" else "a2a",
         num_workspaces=2 if deployment.engine == "cpkit" else 1,
+        draft_layers=deployment.draft_layers,
     )
+
+
+def cached_model(deployment: Deployment) -> Model:
+    """The model with the rows that its cache has."""
+    model = with_cache_dtype(deployment.model, deployment.kv_cache_dtype)
+    if not deployment.plain_fp8:
+        return model
+    rows = (replace(layer, key_bytes=layer.key_dim) if layer.kind == "dsa" else layer for layer in model.layers)
+    return replace(model, layers=tuple(rows))
 
 
 def with_cache_dtype(model: Model, dtype: str) -> Model:

@@ -10,7 +10,7 @@ the ranks that share it (dcp), is what the replica has room for.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpkit.arrays import ceil_div
 from cpkit.budget import Budget
@@ -18,6 +18,7 @@ from cpkit.errors import ConfigError
 from cpkit.layers import Layer
 from cpkit.model import Model
 from cpkit.sizing.chips import Chip
+from cpkit.sizing.deployment import draft_layer
 from cpkit.sizing.figures import Figure
 from cpkit.sizing.memory.buffers import Buffer, list_buffers
 from cpkit.topology import Topology
@@ -32,7 +33,8 @@ class MemorySettings:
     weights: bytes on one rank. utilization: share of the chip's memory that may be used. replicates_index: every rank
     of a DCP group keeps all indexer keys. max_model_len: tokens of the longest request. merge: ag_rs or a2a.
     buffers_beside: the utilization is of weights and caches alone (SGLang's static share); buffers take from the rest.
-    num_workspaces: index workspaces at once; cpkit fills the next while it scores one.
+    num_workspaces: index workspaces at once; cpkit fills the next while it scores one. draft_layers: of draft modules;
+    where indexer keys are replicated, so are theirs.
     """
 
     model: Model
@@ -46,6 +48,7 @@ class MemorySettings:
     buffers_beside: bool = False
     merge: str = "ag_rs"
     num_workspaces: int = 1
+    draft_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,12 @@ class Memory:
 
 def plan_memory(settings: MemorySettings) -> Memory:
     """The memory of the rank with most layers; raises ConfigError where weights and buffers leave no room."""
-    rows = cache_rows(settings.model, settings.topology, replicates_index=settings.replicates_index)
+    rows = cache_rows(
+        settings.model,
+        settings.topology,
+        replicates_index=settings.replicates_index,
+        draft_layers=settings.draft_layers,
+    )
     buffers = list_buffers(
         settings.model,
         settings.topology,
@@ -161,14 +169,24 @@ def _check_rest(settings: MemorySettings, usable: float, held: int) -> None:
         )
 
 
-def cache_rows(model: Model, topology: Topology, *, replicates_index: bool) -> tuple[CacheRow, ...]:
-    """Caches by kind of layer on the rank with most layers (num_layers / pp, rounded up), linear layers left out."""
+def cache_rows(
+    model: Model, topology: Topology, *, replicates_index: bool, draft_layers: int = 0
+) -> tuple[CacheRow, ...]:
+    """Caches by kind of layer on the rank with most layers (num_layers / pp, rounded up), linear layers left out.
+
+    Draft modules come last, all of them on that rank.
+    """
     stage = largest_stage(model, topology)
-    return tuple(
+    rows = [
         _row(layer, topology, stage, replicates_index=replicates_index)
         for layer in model.layers
         if layer.compress_ratio or layer.window_size
-    )
+    ]
+    if draft_layers:
+        layer = replace(model.layers[draft_layer(model)], num_layers=draft_layers)
+        shared = replace(topology, dcp=1) if replicates_index else topology
+        rows.append(replace(_row(layer, shared, 1.0, replicates_index=replicates_index), kind="draft"))
+    return tuple(rows)
 
 
 def largest_stage(model: Model, topology: Topology) -> float:

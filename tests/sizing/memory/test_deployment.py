@@ -43,6 +43,36 @@ def test_rows_of_another_cache(dtype, row):
     assert layer.key_bytes == row and layer.index.key_bytes == 132
 
 
+@pytest.mark.parametrize(
+    ("backend", "dtype", "row"),
+    [("trtllm", "fp8_e4m3", 576), ("flashmla-kv", "fp8_e4m3", 656), ("trtllm", "bf16", 1152)],
+)
+def test_trtllms_fp8_rows_have_no_scales(backend, dtype, row):
+    """SGLang's own count for GLM-5.2 is 47,702 bytes a token: 78 x 576 + 21 x 132."""
+    asked = replace(deployment("sglang", "glm-5.2"), attention_backend=backend, kv_cache_dtype=dtype)
+    assert memory_of(asked, limits("glm-5.2")).token_bytes == 78 * row + 21 * 132
+
+
+@pytest.mark.parametrize(
+    ("engine", "speculation", "dcp", "kept"),
+    [
+        pytest.param("vllm", None, 4, 0, id="no-drafts"),
+        pytest.param("vllm", "mtp", 1, 788, id="mtp"),
+        pytest.param("vllm", "mtp", 4, 788 / 4, id="mtp-sharded"),
+        pytest.param("sglang", "mtp", 4, 788, id="sglang-replicates-its-drafts"),
+        pytest.param("sglang", "eagle", 4, 788, id="sglang-eagle"),
+        pytest.param("vllm", "eagle", 4, 0, id="a-model-that-is-not-known"),
+        pytest.param("vllm", "ngram", 4, 0, id="no-model"),
+    ],
+)
+def test_a_draft_module_is_one_more_layer_of_keys(engine, speculation, dcp, kept):
+    plain, drafting = (
+        memory_of(replace(deployment(engine, dcp=dcp), speculation=word), limits()) for word in (None, speculation)
+    )
+    assert drafting.token_bytes - plain.token_bytes == pytest.approx(kept)
+    assert [row.kind for row in drafting.rows[len(plain.rows) :]] == (["draft"] if kept else [])
+
+
 def test_windows_have_rows_too():
     layer = with_cache_dtype(load_model("deepseek-v4-pro"), "bf16").layers[0]
     assert layer.key_bytes == layer.window_bytes == 1024

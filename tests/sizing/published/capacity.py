@@ -20,6 +20,7 @@ class Published:
     within: float | None
     inputs: str
     source: str
+    unit: str = "×"
 
     @property
     def difference(self):
@@ -43,15 +44,14 @@ class Answer:
 
 
 def deployment(model, engine="vllm", **settings):
-    backend = {"vllm": "flashmla-sparse", "sglang": "trtllm"}[engine]
-    return Deployment(
-        engine=engine, model=load_model(model), chip=chip("b200"), attention_backend=backend, **{"tp": 8, **settings}
-    )
+    usual = {"tp": 8, "attention_backend": {"vllm": "flashmla-sparse", "sglang": "trtllm"}[engine]}
+    return Deployment(engine=engine, model=load_model(model), chip=chip("b200"), **{**usual, **settings})
 
 
-def stripe(model, dcp, engine="vllm"):
+def stripe(model, dcp, engine="vllm", **settings):
     """How much less of a token's cache a rank keeps under dcp."""
-    return token_bytes(deployment(model, engine)) / token_bytes(deployment(model, engine, dcp=dcp))
+    one, many = (token_bytes(deployment(model, engine, dcp=size, **settings)) for size in (1, dcp))
+    return one / many
 
 
 def room(model, dcp):
@@ -63,6 +63,7 @@ def room(model, dcp):
 
 STRIPES = {2: 1.98, 4: 3.96, 8: 7.85}
 AISIMULATE = "ai-dynamo/aisimulate pull 240"
+SKIPPED = "sgl-project/sglang pull 30531, a comment"
 READ = "read in vllm 0.33.0 and sglang 0.5.23"
 
 
@@ -97,22 +98,50 @@ def figures():
             "656 B a layer, 132 B a layer with an indexer",
             READ,
         )
+    for model, published, layers in (("glm-5.2", 47_702, 21), ("glm-5", 55_225, 78)):
+        yield Published(
+            f"SGLang, bytes of a token with indexer keys in {layers} of 78 layers",
+            published,
+            token_bytes(deployment(model, "sglang", kv_cache_dtype="fp8_e4m3")),
+            0.03,
+            "GLM-5.2 NVFP4, tp 4, trtllm's fp8 rows of 576 B; before the pull all layers kept them, as GLM-5's do",
+            SKIPPED,
+            unit="B",
+        )
+    yield Published(
+        "SGLang, a draft layer's part of the keys: 1.98 of 133.40 GB",
+        1.98 / 133.40,
+        draft_share("glm-5.2", kv_cache_dtype="fp8_e4m3"),
+        0.03,
+        "GLM-5.2 NVFP4, tp 4, trtllm, EAGLE",
+        SKIPPED,
+        unit="",
+    )
     yield Published(
         "SGLang KV capacity, dcp 2 against 1 (2,292,288 to 4,252,416 tokens)",
         4_252_416 / 2_292_288,
-        stripe("glm-5.2", 2, "sglang"),
+        stripe("glm-5.2", 2, "sglang", kv_cache_dtype="fp8_e4m3"),
         0.03,
-        "tp 8, fp8 cache; which of its models is not published: glm-5.2 (glm-5 and deepseek-v3.2 give 1.71)",
+        "tp 8, trtllm's fp8 rows; which of its models, and whether with drafts, is not published: glm-5.2 without",
         "sgl-project/sglang pull 31821",
     )
     yield Published(
         "SGLang KV capacity, dcp 8 against 1 (235,456 to 756,224 tokens)",
         756_224 / 235_456,
-        stripe("glm-5.3", 8, "sglang"),
+        stripe("glm-5", 8, "sglang", kv_cache_dtype="fp8_e4m3", attention_backend="flashmla-kv", speculation="eagle"),
         None,
-        "8 x H100, tp 8, fp8 cache; what the engine allocates for dcp beside the cache is not published",
+        "8 x H100, tp 8, fp8 rows of 656 B, GLM-5.3 with EAGLE on a base of v0.5.17, where all 78 layers kept indexer "
+        "keys (as GLM-5's do); what else DCP allocates is not published",
         "sgl-project/sglang pull 39330, a comment",
     )
+
+
+def draft_share(model, **settings):
+    """Bytes of a draft layer over those of the model's own."""
+    plain, drafting = (
+        token_bytes(deployment(model, "sglang", speculation=word, **settings)) for word in (None, "eagle")
+    )
+    return drafting / plain - 1
 
 
 ANSWERS = (

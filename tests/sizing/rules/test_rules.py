@@ -120,7 +120,8 @@ def test_gpus_are_counted_as_the_engine_counts():
     [
         pytest.param({"tp": 0}, "tp=0: every size is a whole number from 1", id="size"),
         pytest.param({"engine": "trt"}, "engine='trt': use one of vllm, sglang, cpkit", id="engine"),
-        pytest.param({"graphs": "all"}, "graphs='all': use one of None, none, piecewise", id="graphs"),
+        pytest.param({"graphs": "all"}, "graphs='all': use one of none, piecewise", id="graphs"),
+        pytest.param({"speculation": "magic"}, "speculation='magic': use one of mtp, dspark, eagle", id="speculation"),
         pytest.param({"features": frozenset({"x"})}, "unknown feature 'x': use one of direct-dcp", id="feature"),
     ],
 )
