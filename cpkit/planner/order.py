@@ -92,9 +92,9 @@ def request_row_bounds(req_idx: IntArray) -> IntArray:
     """
     if not len(req_idx):
         raise PlanError("no rows: a batch without work keeps one zero-token row")
-    changes = (req_idx[1:] != req_idx[:-1]).nonzero()[0]
-    bounds = np.empty(len(changes) + 2, np.int64)
-    bounds[0], bounds[1:-1], bounds[-1] = 0, changes + 1, len(req_idx)
+    starts = np.ones(len(req_idx) + 1, np.bool_)
+    starts[1:-1] = req_idx[1:] != req_idx[:-1]
+    bounds = starts.nonzero()[0]
     heads = req_idx[bounds[:-1]]
     if (heads[1:] <= heads[:-1]).any():
         _check_adjacent(req_idx, heads)

@@ -48,7 +48,8 @@ class Partition:
     mode: [num_reqs] int64, REPLICATED, SPLIT or WHOLE. order: [num_reqs] int64, requests with decodes first.
     dealt: [dealt] int64, places in order of the WHOLE requests; the j-th is rank j % pcp_size's.
     split: [splits] int64, places in order of the SPLIT requests; piece_start, piece_count: [pcp_size, splits, 1 or 2]
-    int64, first token and tokens of each rank's pieces of them. num_tokens: [pcp_size] int64, query tokens of each rank.
+    int64, first token and tokens of each rank's pieces of them.
+    num_tokens: [pcp_size] int64, query tokens of each rank.
     """
 
     strategy: str
@@ -78,9 +79,9 @@ class Partition:
 
         is_prefilling: [num_reqs]. With one rank nothing travels, and none count.
         """
-        if self.pcp_size == 1:
+        if self.pcp_size == 1 or len(self.dealt):
             return 0
-        return int(self.query_lens[self.replicated & ~is_prefilling].sum())
+        return int(self.query_lens[~is_prefilling].sum())
 
     def largest_share(self) -> IntArray:
         """[num_reqs] int64, the most query tokens of a request that any one rank computes."""
@@ -91,19 +92,19 @@ class Partition:
     def segments(self, rank: int) -> Segments:
         """Segments of one rank."""
         pieces = self.piece_count.shape[-1]
-        start = np.zeros((len(self.order), pieces), np.int64)  # of what may be the rank's, in order
-        count = np.zeros_like(start)
+        start, count = np.zeros((2, len(self.order), pieces), np.int64)  # of what may be the rank's, in order
         count[:, 0] = self.query_lens[self.order]
-        count[self.dealt, 0] *= np.arange(len(self.dealt)) % self.pcp_size == rank
+        if len(self.dealt):
+            count[self.dealt, 0] *= np.arange(len(self.dealt)) % self.pcp_size == rank
         start[self.split], count[self.split] = self.piece_start[rank], self.piece_count[rank]
         kept = count.ravel().nonzero()[0]
         req = self.order[kept // pieces]
         mode = self.mode[req]
-        by_turns = (mode == SPLIT) & (self.strategy == "round_robin")
+        by_turns = self.strategy == "round_robin"
         return Segments(
             req=seal(req),
             start=seal(start.ravel()[kept]),
-            stride=seal(np.where(by_turns, self.pcp_size, 1)),
+            stride=seal(np.where(mode == SPLIT, self.pcp_size, 1) if by_turns else np.ones(len(req), np.int64)),
             count=seal(count.ravel()[kept]),
             writes_kv=seal((mode != REPLICATED) | (rank == 0)),
         )
@@ -145,7 +146,8 @@ def partition_queries(
     mode[order[dealt]], mode[order[split]] = WHOLE, SPLIT
     piece_start, piece_count = _pieces(strategy, lens[split], pcp_size)
     num_tokens = piece_count.sum((1, 2)) + int(query_lens[mode == REPLICATED].sum())
-    np.add.at(num_tokens, np.arange(len(dealt)) % pcp_size, lens[dealt])
+    if shard_decodes:
+        np.add.at(num_tokens, np.arange(len(dealt)) % pcp_size, lens[dealt])
     return Partition(
         strategy=strategy,
         pcp_size=pcp_size,
