@@ -4,7 +4,7 @@ import torch
 
 from cpkit.errors import PlanError
 from cpkit.kernels.dcp_local_lens import join_position
-from cpkit.kernels.merge_lse import merge_lse
+from cpkit.kernels.merge_lse import mask_empty_rows, merge_lse
 
 
 def pack_dcp_topk(
@@ -70,5 +70,4 @@ def mask_dcp_empty_shards(
         return torch.full_like(lse, float("-inf"))
     token = torch.arange(len(lse), device=lse.device)
     req = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True).clamp(max=len(seq_lens) - 1)
-    empty = (seq_lens[req] <= 0) | (token >= query_start_loc[-1])
-    return lse.masked_fill(empty[:, None], float("-inf"))
+    return mask_empty_rows(lse, torch.where(token < query_start_loc[-1], seq_lens[req], 0))

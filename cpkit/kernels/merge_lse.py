@@ -81,9 +81,8 @@ def mask_empty_rows(lse: torch.Tensor, num_keys: torch.Tensor) -> torch.Tensor:
     """lse with -inf in the rows of tokens that see no key of this shard, for kernels that leave anything there.
 
     By token: of a request's draft tokens some may see keys of the shard and others none.
-    lse: [num_tokens, H] fp32; num_keys: [num_tokens] int32 or int64, of this shard.
+    lse: [num_tokens, H] of any float type and strides; num_keys: [num_tokens] int32 or int64, of this shard.
     """
-    check_tensor("lse", lse, torch.float32, (None, None), lse.device)
     check_tensor("num_keys", num_keys, INTS, (lse.shape[0],), lse.device)
     return lse.masked_fill((num_keys <= 0)[:, None], float("-inf"))
 
