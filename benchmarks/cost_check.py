@@ -6,7 +6,8 @@
 
 `measure` (cost_measure.py) writes results/cost_check.json after every shape and begins none after --limit-s seconds;
 then it shows what it found. A coarse grid becomes the tables of cpkit's kernels and predicts the planned steps;
-everything else is predicted from the shipped tables. Collectives on two GPUs are timed by cost_links.py.
+everything else is predicted from the shipped tables. Collectives on two GPUs are timed by cost_links.py, the rank
+program's own index stage on one and on two by indexer_step.py: both are compared where they have been run.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from cpkit.sizing.weights import load_weights
 from cpkit.topology import Topology
 
 RESULTS = Path(__file__).parent / "results"
-RESULT, PEERS = RESULTS / "cost_check.json", RESULTS / "indexer.json"
+RESULT, PEERS, PROGRAM = (RESULTS / f"{name}.json" for name in ("cost_check", "indexer", "indexer_step"))
 NO_RUN = "No run is recorded yet."
 BOUND = 0.10
 """Of a step's error."""
@@ -102,6 +103,54 @@ def steps_table() -> str:
     )
     left = f"; {len(result['left_out'])} shapes were left out for time" if result["left_out"] else ""
     return f"{markdown(header, rows)}\n\n{within} of {len(rows)} steps are within {BOUND:.0%}{left}."
+
+
+PROGRAM_WORLDS = {
+    "one rank": Topology(interleave=64),
+    "pcp 2": Topology(pcp=2, interleave=64),
+    "pcp 2, dcp 2": Topology(pcp=2, dcp=2, interleave=64),
+    "tp 2, dcp 2": Topology(tp=2, dcp=2, interleave=64),
+}
+"""Of indexer_step.py, those that the model counts: logits written, shards gathered by collectives."""
+
+
+def program_table() -> str:
+    """The rank program's index stage on one GPU and on two: prefills of 8,192 tokens, stage by stage."""
+    found = read(PROGRAM)
+    timed = [row for part in ("one_gpu", "several_gpus") for row in found.get(part, {}).get("rows", ())]
+    rows, seen = [], set()
+    for row in timed:
+        key = row["world"], row["context"]
+        if row["way"] not in ("written", "candidates") or row["world"] not in PROGRAM_WORLDS or key in seen:
+            continue
+        seen.add(key)
+        predicted = program_stages(PROGRAM_WORLDS[row["world"]], row["context"])
+        measured = {stage: row["ms"][stage] for stage in predicted}
+        parts = ", ".join(f"{stage} {error(predicted[stage], ms)}" for stage, ms in measured.items())
+        ms, ours = sum(measured.values()), sum(predicted.values())
+        rows.append(
+            [f"{row['world']}, context {row['context']:,}", f"{ms:.3f} ms", f"{ours:.3f} ms", error(ours, ms), parts]
+        )
+    return markdown(["world", "measured", "predicted", "error", "by stage"], rows) if rows else NO_RUN
+
+
+def program_stages(topology: Topology, context: int) -> dict[str, float]:
+    """Predicted milliseconds of the program's stages, each with the collective that it waits for."""
+    model = load_model(MODEL)
+    settings = StepSettings(topology, model, default_budget(model, workspace_tokens=2 * context + 4096))
+    plan = settings.plan(Batch.from_lens([context], [8192], [context]), 0)
+    kernels = Kernels(chip("h200"), Assumptions(), own_tables(read(RESULT).get("grid", [])))
+    weights = load_weights(MODEL, model)
+    parts = RankStages(kernels, weights, plan, rank_work(plan, plan.ranks[0])).index_parts(model.layers[0])
+    collectives = CostModel(model, weights, topology, chip("h200")).step_cost(plan).layers[0].collectives
+    waits = {each.collective.what: each.seconds for each in collectives}
+    names = {
+        "keys": ("keys", "index_keys"),
+        "logits": ("logits", ""),
+        "topk": ("top-k", ""),
+        "exchange": ("exchange", "candidates"),
+    }
+    return {names[part][0]: 1e3 * (figure.value + waits.get(names[part][1], 0.0)) for part, figure in parts.items()}
 
 
 def error(predicted: float, measured: float) -> str:
@@ -207,6 +256,7 @@ def assumptions_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "assumptions": assumptions_table,
     "steps": steps_table,
+    "program": program_table,
     "peers": peers_table,
     "blocks": blocks_table,
     "drafts": drafts_table,

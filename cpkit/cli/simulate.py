@@ -112,6 +112,11 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         help="take steps' durations from the cost model of this chip, and report waits, throughput and idle ranks",
     )
     replay.add_argument(
+        "--engine",
+        choices=("vllm", "sglang", "cpkit"),
+        help="--cost: whose layers are timed (default: cpkit, the kernels alone)",
+    )
+    replay.add_argument(
         "--weight-bits", type=whole_number, metavar="N", help="--cost: bits of a weight (default: the config's, or 8)"
     )
     add_overlap(replay, "--cost: ")
@@ -196,8 +201,8 @@ def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSi
 def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedClock | None":
     """The clock of --cost; raises ConfigError."""
     if args.cost is None:
-        if args.weight_bits is not None or args.overlap:
-            raise ConfigError("--weight-bits and --overlap belong to --cost CHIP: name the chip")
+        if args.weight_bits is not None or args.overlap or args.engine is not None:
+            raise ConfigError("--engine, --weight-bits and --overlap belong to --cost CHIP: name the chip")
         return None
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
@@ -206,8 +211,10 @@ def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedCl
     from cpkit.sizing.weights import load_weights
 
     weights = load_weights(args.model, settings.model, weight_bits=args.weight_bits)
-    assumptions = Assumptions(overlap=args.overlap)
-    return PlannedClock(CostModel(settings.model, weights, settings.topology, chip(args.cost), assumptions), settings)
+    cost = CostModel(
+        settings.model, weights, settings.topology, chip(args.cost), Assumptions(overlap=args.overlap), args.engine
+    )
+    return PlannedClock(cost, settings)
 
 
 def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:

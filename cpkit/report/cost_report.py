@@ -12,7 +12,8 @@ MAX_IDLE = 8
 def cost_report(cost: ReplayCost) -> list[str]:
     """Lines of the section."""
     return [
-        f"Cost model, {cost.chip}: an estimate, from {kinds_text(cost.kinds)}",
+        f"Cost model, {cost.chip}{f', layers of {cost.engine}' if cost.engine else ''}: an estimate, from "
+        f"{kinds_text(cost.kinds)}",
         *indent(_waits(cost)),
         *indent(_rates(cost)),
         "",
@@ -23,10 +24,12 @@ def cost_report(cost: ReplayCost) -> list[str]:
 
 
 def kinds_text(kinds: Mapping[str, float]) -> str:
-    """Shares by source.  61.0% measured, 39.0% hardware"""
+    """Shares by source.  61.0% measured, 39.0% hardware; one alone: measured"""
     total = sum(kinds.values())
-    ordered = sorted(kinds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{share(seconds, total)} {kind}" for kind, seconds in ordered if seconds)
+    ordered = sorted(((kind, seconds) for kind, seconds in kinds.items() if seconds), key=lambda item: -item[1])
+    if len(ordered) == 1:
+        return ordered[0][0]
+    return ", ".join(f"{share(seconds, total)} {kind}" for kind, seconds in ordered)
 
 
 def duration(seconds: float) -> str:
@@ -70,8 +73,12 @@ def _seconds(cost: ReplayCost) -> list[str]:
     parts = [(name, "compute", seconds) for name, seconds in cost.stages.items()]
     parts += [(name, "collective", seconds) for name, seconds in cost.collectives.items()]
     ordered = sorted(parts, key=lambda part: -part[2])
-    rows = [[name, kind, f"{seconds:,.1f} s", share(seconds, total)] for name, kind, seconds in ordered if seconds]
-    return table(["", "", "seconds", "share"], rows, "llrr")
+    rows = [
+        [name, kind, f"{seconds:,.1f} s", share(seconds, total), kinds_text(cost.sources[name])]
+        for name, kind, seconds in ordered
+        if seconds
+    ]
+    return table(["", "", "seconds", "share", "from"], rows, "llrrl")
 
 
 def _idle(idle: Mapping[int, float]) -> list[str]:

@@ -147,7 +147,7 @@ class Timeline:
             "layers": f"{num_layers} x {folded.layer.kind}",
             "us a layer": round(1e6 * seconds, 3),
             "drawn": round(folded.shrink, 4),
-            "source": stage.source.kind,
+            "source": stage.source.words,
         }
         stop = nanoseconds(start + num_layers * folded.shrink * seconds)
         self._slice(rank, COMPUTE, stage.name, nanoseconds(start), stop, args)

@@ -1,5 +1,6 @@
 """What a replay on the cost model's clock came to: waits, throughput, pressure, and where the seconds went."""
 
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,11 +31,13 @@ class ReplayCost:
         second; per_gpu: both together, over the GPUs of the replica.
     kv, running, waiting: KV blocks held as a share of the pool, and requests, weighed by time.
     stages, collectives: seconds of all steps; the sum exceeds busy seconds where collectives hide behind computation.
-    kinds: the same seconds by the kind of their source. idle: by rank, share of the steps' time that it waited for
+    engine: whose layers were timed, None for the kernels alone. kinds: the same seconds by the kind of their source;
+        sources: of each stage, and of each of what travels. idle: by rank, share of the steps' time that it waited for
         slower ranks; ranks of one PCP place are alike, and the first of each place stands for them.
     """
 
     chip: str
+    engine: str | None
     assumptions: Assumptions
     ttft_s: Spread
     tpot_s: Spread
@@ -49,6 +52,7 @@ class ReplayCost:
     stages: dict[str, float]
     collectives: dict[str, float]
     kinds: dict[str, float]
+    sources: dict[str, dict[str, float]]
     idle: dict[int, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -65,10 +69,16 @@ def summarise_cost(
     totals, elapsed_s = clock.totals, stats.elapsed_s or 1.0
     prompt_s, output_s = stats.prompt_tokens / elapsed_s, stats.output_tokens / elapsed_s
     held = pressure.level("held_blocks")
+    kinds: defaultdict[str, float] = defaultdict(float)
+    sources: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (name, kind), spent in totals.sources.items():
+        kinds[kind] += spent
+        sources[name][kind] = spent
     usable = max(num_blocks - 1, 1)
     seconds = totals.seconds or 1.0
     return ReplayCost(
         chip=clock.model.chip.label,
+        engine=clock.model.engine,
         assumptions=clock.model.assumptions,
         ttft_s=spread(stats.ttft_s),
         tpot_s=spread(stats.tpot_s),
@@ -82,7 +92,8 @@ def summarise_cost(
         waiting=pressure.level("waiting"),
         stages=dict(totals.stages),
         collectives=dict(totals.collectives),
-        kinds=dict(totals.kinds),
+        kinds=dict(kinds),
+        sources=dict(sources),
         idle={rank: idle / seconds for rank, idle in totals.idle.items()},
     )
 

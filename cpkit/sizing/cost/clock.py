@@ -26,14 +26,15 @@ GRID_CONTEXTS = 12
 class CostTotals:
     """Seconds of all steps so far.
 
-    stages: of the slowest rank, by stage; collectives: by what travels; kinds: both by the kind of their source.
+    stages: of the slowest rank, by stage; collectives: by what travels; sources: both by (stage or what travels, kind
+    of the source).
     idle, compute: by rank of PlannedClock.ranks.
     """
 
     seconds: float = 0.0
     stages: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     collectives: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    kinds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sources: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     idle: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     compute: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -46,8 +47,8 @@ class CostTotals:
                 self.compute[rank] += seconds
         for what, seconds in cost.collective_s().items():
             self.collectives[what] += seconds
-        for kind, seconds in cost.seconds_by_kind().items():
-            self.kinds[kind] += seconds
+        for source, seconds in cost.seconds_by_source().items():
+            self.sources[source] += seconds
         for rank, seconds in zip(cost.ranks, cost.idle_s(), strict=True):
             self.idle[rank] += seconds
 

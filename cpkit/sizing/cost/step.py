@@ -130,13 +130,20 @@ class StepCost:
                 idle[at] += layer.num_layers * (longest - seconds)
         return tuple(idle)
 
-    def seconds_by_kind(self) -> dict[str, float]:
-        """Seconds of the slowest ranks' stages and of collectives by the kind of their source (a Figure's)."""
-        total: defaultdict[str, float] = defaultdict(float)
+    def seconds_by_source(self) -> dict[tuple[str, str], float]:
+        """Seconds by (stage or what travels, kind of the source): of the slowest ranks' stages and of collectives."""
+        total: defaultdict[tuple[str, str], float] = defaultdict(float)
         for layer in (*self.layers, self.once):
             for stage in layer.stages:
                 for part in stage.source.by_kind:
-                    total[part.kind] += layer.num_layers * part.value
+                    total[stage.name, part.kind] += layer.num_layers * part.value
             for cost in layer.collectives:
-                total[cost.source.kind] += layer.num_layers * cost.seconds
+                total[cost.collective.what, cost.source.kind] += layer.num_layers * cost.seconds
+        return dict(total)
+
+    def seconds_by_kind(self) -> dict[str, float]:
+        """The same by the kind of the source alone (a Figure's)."""
+        total: defaultdict[str, float] = defaultdict(float)
+        for (_, kind), seconds in self.seconds_by_source().items():
+            total[kind] += seconds
         return dict(total)

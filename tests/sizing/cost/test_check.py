@@ -145,6 +145,22 @@ def test_short_work_is_timed_many_times_in_a_row(monkeypatch):
     assert cost_timer.graph_ms({"long": print, "short": print}) == {"long": 5.0, "short": 0.002}
 
 
+@pytest.mark.parametrize("world", cost_check.PROGRAM_WORLDS)
+def test_the_rank_programs_stages_are_compared_where_it_was_run(world, tmp_path, monkeypatch):
+    """Stage names are those that benchmarks/indexer_rank.py marks."""
+    monkeypatch.setattr(cost_check, "PROGRAM", tmp_path / "program.json")
+    assert cost_check.program_table() == "No run is recorded yet."
+    predicted = cost_check.program_stages(cost_check.PROGRAM_WORLDS[world], 32768)
+    shards = world == "tp 2, dcp 2"
+    assert list(predicted) == ["keys", "logits", "top-k", *(["exchange"] if shards else [])]
+    ms = {"queries": 1.0, "insert": 1.0, **{stage: taken / 1.05 for stage, taken in predicted.items()}, "total": 9.0}
+    row = {"world": world, "context": 32768, "way": "candidates" if shards else "written", "ms": ms}
+    rows = [row, {**row, "way": "listed"}, {**row, "world": "pcp 2, dcp 2, symmetric"}]
+    (tmp_path / "program.json").write_text(json.dumps({"one_gpu": {"rows": rows[:1]}, "several_gpus": {"rows": rows}}))
+    table = cost_check.program_table()
+    assert len(table.splitlines()) == 3 and table.count("+5.0%") == 1 + len(predicted)
+
+
 # ---- two GPUs ------------------------------------------------------------------------------------------------------
 
 

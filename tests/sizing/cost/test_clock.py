@@ -129,3 +129,27 @@ def test_simulate_takes_the_model_as_its_clock(tmp_path, capsys):
     for wrong in (["--overlap", "0.5"], ["--cost", "h900"], ["--cost", "h200", "--overlap", "2"]):
         assert main([*flags, *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_engines_layers_take_longer_and_every_stage_says_where_its_seconds_come_from(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,3000,5\n0,200,9\n")
+    flags = ["simulate", str(path), "-tp", "8", "--check", "none", "--num-speculative-tokens", "1"]
+    found = {}
+    for engine in ("cpkit", "vllm"):
+        assert main([*flags, "--cost", "h200", "--engine", engine, "--json", "-"]) == 0
+        found[engine] = json.loads(capsys.readouterr().out)["cost"]
+    assert found["vllm"]["tpot_s"]["p50"] > found["cpkit"]["tpot_s"]["p50"] + 61 * 75e-6 / 2  # up to 2 tokens a step
+    assert "engine" not in found["cpkit"]["stages"]
+    cost = found["vllm"]
+    for name, seconds in {**cost["stages"], **cost["collectives"]}.items():
+        assert sum(cost["sources"][name].values()) == pytest.approx(seconds)
+    assert cost["sources"]["engine"].keys() == {"calibrated"} and len(cost["sources"]["index"]) > 1
+    assert sum(map(sum, (source.values() for source in cost["sources"].values()))) == pytest.approx(
+        sum(cost["kinds"].values())
+    )
+    assert main([*flags, "--cost", "h200", "--engine", "vllm"]) == 0
+    out = capsys.readouterr().out
+    assert "Cost model, H200-SXM, layers of vllm: an estimate" in out
+    assert main([*flags, "--engine", "vllm"]) == 2
+    assert "belong to --cost CHIP" in capsys.readouterr().err
