@@ -9,6 +9,7 @@ from html import escape
 from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.html_levels import Levels
 from cpkit.report.html_svg import bars, columns, distribution, levels
+from cpkit.report.pictures.canvas import wait_text
 from cpkit.report.simulate_report import BALANCE_NAMES, PEAKS_HEADER, peaks_rows
 from cpkit.report.table import count, every, micros, plural, share, size
 from cpkit.report.words import merge_text, partition_text, sizes_text
@@ -135,9 +136,11 @@ def _waits(simulation: Simulation) -> Iterator[str]:
     found = {name: quantiles(values) for name, values in waits.items()}
     rows = [[name, duration(two.p50), duration(two.p99)] for name, two in found.items()]
     yield section("Waits", table(["", "p50", "p99"], rows), note(f"Times by {clock}."))
-    yield section("Time to first token", distribution("Distribution of the time to first token", stats.ttft_s, _wait))
     yield section(
-        "Time per output token", distribution("Distribution of the time per output token", stats.tpot_s, _wait)
+        "Time to first token", distribution("Distribution of the time to first token", stats.ttft_s, wait_text)
+    )
+    yield section(
+        "Time per output token", distribution("Distribution of the time per output token", stats.tpot_s, wait_text)
     )
 
 
@@ -217,7 +220,3 @@ def _plans(simulation: Simulation) -> Iterator[str]:
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}" if value >= 5 or value == int(value) else f"{value:.1f}"
-
-
-def _wait(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

@@ -10,6 +10,7 @@ from cpkit.errors import ConfigError, InputError
 
 if TYPE_CHECKING:  # matplotlib is an extra, imported where something is drawn
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -21,6 +22,9 @@ DASHES = ("-", "--", "-.", ":")
 
 SHARES = "cividis_r"
 """Colours of shares, light to dark; as good in grey."""
+
+LIGHTEST = 0.22
+"""Where on it the least share is: what lies before can hardly be told from white paper."""
 
 BUDGET, GREY, PALE = "#D55E00", "#777777", "#E8E8E8"
 FORMATS = ("png", "svg")
@@ -101,13 +105,26 @@ def wait_axis(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def share_colours() -> "Colormap":
+    """Colours of shares without those that are lost on white."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([colormaps[SHARES](LIGHTEST + (1 - LIGHTEST) * i / 255) for i in range(256)], "shares")
+
+
 def seconds_axis(axis: Any) -> None:
-    """Tick labels like 20 ms and 1.5 s."""
+    """Tick labels like 20 ms, 1.5 s and 2,000 s."""
     from matplotlib.ticker import FuncFormatter
 
-    axis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{1e3 * value:.3g} ms" if value < 1 else f"{value:,.3g} s")
-    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: wait_text(value)))
+
+
+def wait_text(seconds: float) -> str:
+    """Seconds in three figures, or all those of a whole number.  0.0123 -> 12.3 ms, 1.5 -> 1.5 s, 2000 -> 2,000 s"""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def token_axis(axes: "Axes", values: Sequence[int]) -> None:

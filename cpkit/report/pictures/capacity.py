@@ -95,7 +95,7 @@ def draw_capacity(lines: Sequence[ChipFits], path: Path | str) -> str:
         ax.set_ylabel("tokens of context")
         ax.set_ylim(0, 1.12 * max(memory.tokens for memory in memories))
         shorten_axis(ax.yaxis)
-        ax.legend(loc="upper left")
+        ax.legend(loc="best")  # lines rise from the left, or are points there
         _gains(ax, next(line for line in lines if any(fit.memory for fit in line.fits)))
     return title
 
@@ -114,7 +114,7 @@ def _refusals(lines: Sequence[ChipFits]) -> list[str]:
     refused: dict[str, list[str]] = {}
     for line in lines:
         for fit in line.fits:
-            for rule in fit.refused:
+            for rule in fit.refused if fit.memory else ():
                 refused.setdefault(rule, []).append(f"{line.chip.name} dcp {fit.dcp}")
     if not refused:
         return []
@@ -123,10 +123,10 @@ def _refusals(lines: Sequence[ChipFits]) -> list[str]:
 
 
 def _without_room(lines: Sequence[ChipFits]) -> list[str]:
-    """Which points are missing, and why."""
-    return [
-        f"Not drawn: {line.chip.name} dcp {fit.dcp}: {fit.but}."
-        for line in lines
-        for fit in line.fits
-        if fit.memory is None
-    ]
+    """Which points are missing, and why; chips that lack one for the same reason together."""
+    chips: dict[tuple[int, str], list[str]] = {}
+    for line in lines:
+        for fit in line.fits:
+            if fit.memory is None:
+                chips.setdefault((fit.dcp, fit.but), []).append(line.chip.name)
+    return [f"Not drawn: {', '.join(names)} dcp {dcp}: {but}." for (dcp, but), names in sorted(chips.items())]

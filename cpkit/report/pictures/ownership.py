@@ -17,7 +17,7 @@ import numpy as np
 from cpkit.arrays import BoolArray, FloatArray, IntArray, ceil_div
 from cpkit.errors import PlanError
 from cpkit.planner.interleave import local_lens
-from cpkit.report.pictures.canvas import BUDGET, PALE, SHARES, rank_ticks, sheet
+from cpkit.report.pictures.canvas import BUDGET, PALE, rank_ticks, share_colours, sheet
 from cpkit.report.table import plural
 from cpkit.report.words import partition_text, sizes_text
 from cpkit.step import StepPlan
@@ -176,7 +176,7 @@ def _map(figure: "Figure", ax: "Axes", share: FloatArray, title: str) -> None:
         np.ma.masked_equal(share, 0),
         aspect="auto",
         interpolation="nearest",
-        cmap=SHARES,
+        cmap=share_colours(),
         vmin=0,
         vmax=most,
         zorder=1,
