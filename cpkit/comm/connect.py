@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # torch and mpi4py are extras: what lacks them is told when a
     import torch
 
     from cpkit.comm.base import Comm
+    from cpkit.comm.transport import Transport
 
 R = TypeVar("R")
 
@@ -47,7 +48,9 @@ def run_program(
         return {comm.rank: program(comm)}
 
 
-def make_comm(topology: Topology, *, kind: str = "auto", device: str = "cpu", timeout_s: float = TIMEOUT_S) -> "Comm":
+def make_comm(
+    topology: Topology, *, kind: str = "auto", device: str = "cpu", timeout_s: float = TIMEOUT_S
+) -> "Transport":
     """The comm of the one rank that this process is; use it in a `with`. For simulated ranks see run_program.
 
     Under torch it joins the job, unless torch.distributed has been initialised before: then the job stays its owner's.
@@ -88,16 +91,16 @@ def check_launch(kind: str, launch: Launch, topology: Topology) -> None:
     need_torch()
     kind = choose(kind, launch)
     if kind != "sim":
-        from cpkit.comm.base import check_world
+        from cpkit.comm.transport import check_world
 
         check_world(topology, launch.world_size, launch.kind)
 
 
-def _torch_comm(topology: Topology, launch: Launch, device: str, timeout_s: float) -> "Comm":
+def _torch_comm(topology: Topology, launch: Launch, device: str, timeout_s: float) -> "Transport":
     import torch.distributed as dist
 
-    from cpkit.comm.base import check_world
     from cpkit.comm.torch_dist import GlooComm, NcclComm, open_job
+    from cpkit.comm.transport import check_world
 
     if not dist.is_available():
         raise ConfigError("this torch was built without torch.distributed: install another build, or use comm sim")

@@ -34,7 +34,7 @@ def check_moves(op: str, tensor: torch.Tensor, group: Group, device: torch.devic
     if not isinstance(tensor, torch.Tensor):
         raise PlanError(f"{name} takes a torch tensor, not {type(tensor).__name__}")
     allowed = REDUCIBLE if op in ("reduce_scatter", "all_reduce") else MOVABLE
-    dtype = dtype_name(tensor)
+    dtype = dtype_name(tensor.dtype)
     if dtype not in allowed:
         raise PlanError(f"{name} of {dtype}: it takes {', '.join(allowed)}")
     if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
@@ -57,9 +57,9 @@ def check_reduction(reduction: str) -> None:
         raise PlanError(f"reduction={reduction!r}: use one of {', '.join(REDUCTIONS)}")
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """The dtype as the plan spells it: bfloat16, int64, ..."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.")
 
 
 def reduce_in_order(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:

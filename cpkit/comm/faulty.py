@@ -2,8 +2,8 @@
 
 import torch
 
-from cpkit.comm.base import Comm, Move
-from cpkit.comm.call import Call, Group
+from cpkit.comm.base import Comm
+from cpkit.comm.call import Group
 from cpkit.comm.side_channel import SideChannel
 
 FAULTS = ("skipped-collective", "wrong-dtype")
@@ -12,7 +12,7 @@ FAULTS = ("skipped-collective", "wrong-dtype")
 class FaultyComm(Comm):
     """A comm that once, when `fault` says so, leaves out a collective that moves data, or enters it with another dtype.
 
-    The rank goes on with what it has: its own data in the place of the others', rounded data.
+    The rank goes on with what it has: its own data in the place of the others', rounded data. All else is the comm's.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -22,36 +22,24 @@ class FaultyComm(Comm):
         self.fault = ""
         self._comm = comm
 
-    def side_channel(self) -> SideChannel:
-        """That of the comm."""
-        return self._comm.side_channel()
-
-    def _issue(
-        self, op: str, tensor: torch.Tensor, group: str, what: str, move: Move, reduction: str = ""
-    ) -> torch.Tensor:
+    def enter(self, op: str, tensor: torch.Tensor, group: str, what: str, reduction: str = "") -> torch.Tensor:
+        """As the comm does, but for the fault."""
         members, fault = self.group(group), self.fault
         if members.size == 1 or not tensor.numel() or fault not in FAULTS:
-            return super()._issue(op, tensor, group, what, move, reduction)
+            return self._comm.enter(op, tensor, group, what, reduction)
         self.fault = ""
         if fault == "skipped-collective":
             return _as_if_alone(op, tensor, members)
         other = torch.bfloat16 if tensor.dtype == torch.float32 else torch.float32
-        return super()._issue(op, tensor.to(other), group, what, move, reduction).to(tensor.dtype)
+        return self._comm.enter(op, tensor.to(other), group, what, reduction).to(tensor.dtype)
 
-    def _all_gather(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
-        return self._comm._all_gather(tensor, group, call)
+    def barrier(self, group: str, *, what: str = "barrier") -> None:
+        """That of the comm."""
+        self._comm.barrier(group, what=what)
 
-    def _all_to_all(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
-        return self._comm._all_to_all(tensor, group, call)
-
-    def _reduce_scatter(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
-        return self._comm._reduce_scatter(tensor, group, call)
-
-    def _all_reduce(self, tensor: torch.Tensor, group: Group, call: Call) -> torch.Tensor:
-        return self._comm._all_reduce(tensor, group, call)
-
-    def _barrier(self, group: Group, call: Call) -> None:
-        self._comm._barrier(group, call)
+    def side_channel(self) -> SideChannel:
+        """That of the comm."""
+        return self._comm.side_channel()
 
 
 def _as_if_alone(op: str, tensor: torch.Tensor, group: Group) -> torch.Tensor:

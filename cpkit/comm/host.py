@@ -12,15 +12,15 @@ from abc import abstractmethod
 
 import torch
 
-from cpkit.comm.base import Comm
 from cpkit.comm.call import TICKET_BYTES, Call, Group, check_agreement
 from cpkit.comm.contract import reduce_in_order
+from cpkit.comm.transport import Transport
 
 LOOK_S = 0.2
 """How often a rank that waits in a collective looks whether another one has said why it ends."""
 
 
-class HostComm(Comm):
+class HostComm(Transport):
     """A comm whose ranks are processes that exchange host memory; tensors on a GPU are copied there and back."""
 
     @abstractmethod

@@ -9,9 +9,9 @@ import time
 import torch
 from mpi4py import MPI
 
-from cpkit.comm.base import check_world
 from cpkit.comm.call import Group
 from cpkit.comm.host import LOOK_S, HostComm
+from cpkit.comm.transport import check_world
 from cpkit.errors import DesyncError, PlanError, print_error
 from cpkit.topology import GROUPS, Topology
 

@@ -20,6 +20,7 @@ from cpkit.comm.call import Call, Group, call_site, check_agreement, lines_by_ra
 from cpkit.comm.contract import reduce_in_order
 from cpkit.comm.patience import TIMEOUT_S
 from cpkit.comm.side_channel import SideChannel
+from cpkit.comm.transport import Transport
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.topology import Topology
 
@@ -89,7 +90,7 @@ def _start(threads: list[threading.Thread], world: "_World") -> list[threading.T
     return threads
 
 
-class _SimulatedComm(Comm):
+class _SimulatedComm(Transport):
     shares_process = True
 
     def __init__(self, rank: int, world: "_World", device: torch.device) -> None:

@@ -23,7 +23,6 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 
 from cpkit.comm.call import Call
 from cpkit.comm.contract import check_what
-from cpkit.comm.ledger import Issued
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.errors import ConfigError, DesyncError
 from cpkit.kernels.meet import MAX_RANKS, meet
@@ -70,7 +69,7 @@ class PeerGroup:
         """As much memory on every rank; all of them call it at the same place, with the same number."""
         # Without it torch sets up multicast for every allocation where the hardware has it.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-        torch_group = self._comm._torch_groups[self._members]
+        torch_group = self._comm.torch_group(self._members)
         try:
             own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=self._comm.device)
             shared = symmetric_memory.rendezvous(own, torch_group.handle)
@@ -97,10 +96,7 @@ class PeerGroup:
         captured = torch.cuda.is_current_stream_capturing()
         if not captured:
             self.check(wait=False)
-        call = self._comm._call("all_gather", self._members.name, what, "uint8", (num_bytes,), "")
-        if num_bytes:
-            entry = Issued("all_gather", self._members.name, what, "uint8", num_bytes, num_bytes, call.site)
-            self._comm.ledger.add(entry)
+        call = self._comm.announce("all_gather", self._members.name, what, torch.uint8, (num_bytes,))
         meet(self._pads.addresses, self._own_pad, self._state, place=self._members.place, timeout_s=self._timeout_s)
         self._last = call
         if not captured:

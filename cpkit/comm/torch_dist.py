@@ -21,10 +21,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from cpkit.comm.base import Comm, check_world
+from cpkit.comm.base import Comm
 from cpkit.comm.call import Call, Group
 from cpkit.comm.host import LOOK_S, HostComm
 from cpkit.comm.launcher import Launch
+from cpkit.comm.transport import Transport, check_world
 from cpkit.comm.watch import Watch
 from cpkit.errors import ConfigError, DesyncError, PlanError
 from cpkit.topology import GROUPS, Topology
@@ -77,8 +78,11 @@ def close_job() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _TorchGroup:
-    """handle: of a process group. places [size]: where torch's ranks of it, in torch's order, stand in ours."""
+class TorchGroup:
+    """torch's process group behind one of ours, whose ranks stand in another order.
+
+    places: [size], where torch's ranks of it, in torch's order, stand in ours.
+    """
 
     handle: dist.ProcessGroup
     places: list[int]
@@ -102,7 +106,7 @@ class _TorchGroups:
 
     def __init__(self, comm: Comm, timeout_s: float) -> None:
         check_world(comm.topology, dist.get_world_size(), "torch.distributed")
-        self._by_name: dict[str, _TorchGroup] = {}
+        self._by_name: dict[str, TorchGroup] = {}
         backend, timeout = _backend(comm.device), _torch_timeout(comm.device, timeout_s)
         self._rank = comm.rank
         for name in GROUPS:
@@ -113,9 +117,9 @@ class _TorchGroups:
                 handle = dist.new_group(list(ranks), timeout=timeout, backend=backend, group_desc=name)
                 if comm.rank in ranks:
                     places = [ranks.index(rank) for rank in dist.get_process_group_ranks(handle)]
-                    self._by_name[name] = _TorchGroup(handle, places)
+                    self._by_name[name] = TorchGroup(handle, places)
 
-    def __getitem__(self, group: Group) -> _TorchGroup:
+    def __getitem__(self, group: Group) -> TorchGroup:
         return self._by_name[group.name]
 
     def close(self, with_job: bool) -> None:
@@ -175,7 +179,7 @@ class GlooComm(HostComm):
                 return
 
 
-class NcclComm(Comm):
+class NcclComm(Transport):
     """Ranks that own a GPU each. Calls return when the work is on the current stream, as torch's do.
 
     No tickets are exchanged here, which would stop the stream at every call: a guard compares what ranks have planned
@@ -196,6 +200,10 @@ class NcclComm(Comm):
         self._watch.stop()
         super().close()
         self._torch_groups.close(self._owns_job)
+
+    def torch_group(self, group: Group) -> TorchGroup:
+        """Of two ranks and more; for what torch does with a group besides collectives (comm/symmetric.py)."""
+        return self._torch_groups[group]
 
     def _pass_on(self, text: str) -> None:
         if self._channel is not None:

@@ -5,6 +5,7 @@ import torch
 
 from cpkit.batch import Batch
 from cpkit.budget import Budget
+from cpkit.comm.faulty import FaultyComm
 from cpkit.comm.ledger import Issued, compare
 from cpkit.comm.simulated import run_ranks
 from cpkit.model import load_model
@@ -73,6 +74,40 @@ def test_a_comm_counts_what_can_move_data():
         ]
         assert [one.elements for one in second] == [5] and third == ()
         assert all("comm/test_ledger.py:" in one.site for one in (*first, *second))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 12])
+def test_a_collective_carried_out_by_other_means_counts_as_one(num_bytes):
+    def program(comm):
+        comm.all_gather(torch.zeros(num_bytes, dtype=torch.uint8), "dcp", what="a")
+        entered = comm.ledger.take()
+        call = comm.announce("all_gather", "dcp", "a", torch.uint8, (num_bytes,))
+        return entered, comm.ledger.take(), call
+
+    for entered, announced, call in run_ranks(Topology(tp=2, dcp=2), program):
+        assert len(entered) == (num_bytes > 0)
+        assert compare(announced, [Collective(one.op, one.group, one.what, one.dtype, 12) for one in entered]) is None
+        assert [one.bytes for one in announced] == [one.bytes for one in entered]
+        assert call.number == 2 and "comm/test_ledger.py:" in call.site
+
+
+def test_a_faulty_comm_leaves_out_one_collective_and_no_other():
+    def program(comm):
+        faulty = FaultyComm(comm)
+        faulty.fault = "skipped-collective"
+        alone = faulty.all_gather(torch.full((1,), comm.rank), "dcp", what="a")
+        faulty.barrier("dcp")
+        both = faulty.all_gather(torch.full((1,), comm.rank), "dcp", what="b")
+        rounded = FaultyComm(comm)
+        rounded.fault = "wrong-dtype"
+        third = rounded.all_reduce(torch.tensor([1 / 3]), "dcp", what="c")
+        return alone.tolist(), both.tolist(), third.tolist(), comm.ledger.take()
+
+    third = float(torch.tensor(1 / 3).to(torch.bfloat16))
+    for rank, (alone, both, total, issued) in enumerate(run_ranks(Topology(tp=2, dcp=2), program)):
+        assert alone == [rank, rank] and both == [0, 1]
+        assert total == [float(torch.tensor(2 * third).to(torch.bfloat16))]
+        assert [(one.what, one.dtype) for one in issued] == [("b", "int64"), ("c", "bfloat16")]
 
 
 @pytest.mark.parametrize("merge", ["ag_rs", "a2a"])
