@@ -4,7 +4,7 @@
 
 DIR holds the peer: `deep_gemm/` (importable). Times are medians of single CUDA-graph replays, peer and cpkit in turn in
 the same process, both with their schedule of pages made beforehand. The floor is the bytes of all keys at the rate at
-which a kernel of the same run reads and writes memory.
+which a kernel of the same run reads and writes memory. The file is written anew after each shape.
 """
 
 import argparse
@@ -98,11 +98,12 @@ def main() -> None:
         sys.path.insert(0, str(args.peers))
         import deep_gemm
     rate = copy_gb_per_s()
-    rows = [bench(*shape, deep_gemm, rate) for shape in SHAPES]
-    for row in rows:
-        print(row)
     peers = "vllm 0.33.0: DeepGEMM fp8_fp4_paged_mqa_logits" if args.peers else "none"
-    write_result(args.out, peers=peers, copy_gb_per_s=round(rate), rows=rows)
+    rows: list[dict[str, Any]] = []
+    for shape in SHAPES:
+        rows.append(bench(*shape, deep_gemm, rate))
+        print(rows[-1], flush=True)
+        write_result(args.out, peers=peers, copy_gb_per_s=round(rate), rows=rows)
 
 
 if __name__ == "__main__":

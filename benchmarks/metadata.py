@@ -5,12 +5,15 @@
 Each case checks its results first, then is timed by CUDA-graph replay, kernel and torch form in turn: `us` is one
 launch of many in a graph, `single_us` a graph of one launch, replay included; the same two of a kernel that fills one
 number say what a launch costs. The floor is the case's bytes (each input read once, each output written once) at the
-copy rate measured in the same run. Published peers that this machine lacks stand as recorded.
+copy rate measured in the same run. Published peers that this machine lacks stand as recorded. With --only the file's
+other rows stay, each with the day of its run.
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,7 +52,17 @@ def main() -> None:
     if args.only in "decode-step metadata build":
         rows += decode_builds()
         print(*rows[-2:], sep="\n")
+    if args.only and args.out.exists():
+        rows = replaced_rows(json.loads(args.out.read_text(encoding="utf-8")), rows)
     write_result(args.out, copy_gb_per_s=round(gb_per_s), launch=launch, copies=COPIES, rows=rows)
+
+
+def replaced_rows(before: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an earlier result, those that were measured again in their places, new ones at the end."""
+    again = {(row["work"], row["shape"]): row for row in rows}
+    kept = [{"date": before["date"], **row} for row in before["rows"]]
+    merged = [again.pop((row["work"], row["shape"]), row) for row in kept]
+    return [*merged, *again.values()]
 
 
 if __name__ == "__main__":
