@@ -94,7 +94,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         "--dcp-comm-backend": ("merge", "how partial outputs are merged: ag_rs, a2a"),
         "--cudagraph-mode": ("graphs", "none, piecewise, full_decode_only, full, full_and_piecewise"),
         "--speculation": ("speculation", "mtp, dspark, eagle, ngram, draft-model, medusa, suffix"),
-        "--kv-transfer": ("kv_transfer", "nixl or mooncake"),
+        "--kv-transfer": ("kv_transfer", "nixl, mooncake, or another, of which no rule is known"),
         "--kv-role": ("kv_role", "producer, consumer or both"),
     }
     for flag, (field, meaning) in words.items():

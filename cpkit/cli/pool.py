@@ -57,6 +57,7 @@ def default_pool(
                 max_model_len=max_model_len,
                 merge=settings.merge,
                 num_workspaces=NUM_WORKSPACES,
+                draft_layers=int(settings.budget.num_speculative_tokens > 0),  # an MTP module, as the cost model has it
             )
         )
     except ConfigError as error:

@@ -13,6 +13,7 @@ from cpkit.sizing.deployment import FEATURES
 from cpkit.sizing.rules.backends import BACKENDS
 from cpkit.sizing.rules.engines import NOTES, RULES
 from tests.sizing.published.capacity import answers, figures
+from tests.sizing.published.collectives import collective_rows
 from tests.sizing.published.speed import speed_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -98,6 +99,10 @@ def speed_table():
     return markdown(header, speed_rows())
 
 
+def collectives_table():
+    return markdown(["what", "published", "ours", "bound", "inputs", "source"], collective_rows())
+
+
 TABLES = {
     "vllm": lambda: rules_table("vllm"),
     "sglang": lambda: rules_table("sglang"),
@@ -108,6 +113,7 @@ TABLES = {
     "capacity": capacity_table,
     "refusals": refusals_table,
     "speed": speed_table,
+    "collectives": collectives_table,
     **cost_check.TABLES,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -8,6 +8,8 @@ from cpkit.sizing.chips import Chip
 from cpkit.sizing.deployment import ENGINES, Deployment
 from cpkit.sizing.rules.backends import backend
 
+TRANSFERS_WITH_RULES = ("nixl", "mooncake")
+
 NAMES_OF_FAMILY = ("dsa", "nsa", "auto")
 """Attention backends that only say that keys are selected; the engine picks one that does."""
 
@@ -42,6 +44,8 @@ def complete(engine: str, model: Model, chip: Chip | None, given: Mapping[str, A
         and settings["attention_backend"] == "flashmla-sparse"
     ):
         choose("kv_cache_dtype", "fp8_ds_mla", f"how FlashMLA sparse keeps {settings['kv_cache_dtype']}")
+    if (transfer := settings.get("kv_transfer")) not in (None, *TRANSFERS_WITH_RULES):
+        assumed.append(f"kv-transfer {transfer}: no rule is about it, only about {' and '.join(TRANSFERS_WITH_RULES)}")
     if settings.get("kv_transfer") == "nixl" and settings.get("dcp", 1) > 1:
         choose("interleave", settings["block_size"], "NIXL sets it to the block size")
     return Deployment(engine=engine, model=model, chip=chip, **settings), assumed

@@ -10,6 +10,7 @@ from cpkit.model import load_model
 from cpkit.sizing.chips import chip
 from cpkit.sizing.deployment import Deployment, kernel_heads
 from cpkit.sizing.rules.backends import BACKENDS, backend
+from cpkit.sizing.rules.defaults import complete
 from cpkit.sizing.rules.engines import NOTES, RULES, notes, refusals
 from cpkit.topology import Topology
 from tests.sizing.rules.cases import CASES
@@ -148,3 +149,10 @@ def test_notes_hold_where_they_should():
     held = {note.id for note, _ in notes(deployment("sglang", "deepseek-v4-pro", tp=8, dcp=4))}
     assert held == {"sglang-dcp-replicates-index", "sglang-dcp-unread"}
     assert all(note.source for engine in NOTES for note in NOTES[engine])
+
+
+@pytest.mark.parametrize(("transfer", "told"), [("nixl", False), ("mooncake", False), (None, False), ("nixxl", True)])
+def test_a_transfer_without_rules_is_told(transfer, told):
+    given = {} if transfer is None else {"kv_transfer": transfer}
+    _, assumed = complete("vllm", load_model("glm-5"), None, given)
+    assert any(f"kv-transfer {transfer}: no rule is about it" in text for text in assumed) == told
