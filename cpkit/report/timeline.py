@@ -30,7 +30,7 @@ MAX_RANKS = 16
 """Ranks drawn where none are named."""
 
 STEPS, COMPUTE, COMMUNICATION = 0, 1, 2
-"""Track numbers."""
+"""Tracks of a process, counted from above all process numbers: a viewer puts a track that has its process's first."""
 
 
 def default_ranks(topology: Topology) -> list[int]:
@@ -67,6 +67,7 @@ class Timeline:
         self._clock, self._settings, self._max_steps = clock, settings, max_steps
         self._pcp = {rank: topology.coords(rank).pcp for rank in ranks}
         self._engine = topology.replica_size  # the process number behind the ranks'
+        self._first_track = self._engine + 1
         self._shown_groups = {name: self._groups(name) for name in ("pcp", "dcp", "tp")}
         self._num_events = self._num_flows = 0
         self._last: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -132,7 +133,7 @@ class Timeline:
         args = {"requests": batch.num_reqs, "decodes": batch.num_decodes, "query tokens": batch.num_tokens}
         if span := self._slice(self._engine, STEPS, f"step {step.index}", start, stop, args):
             at = micros(span[0])
-            common = {"ph": "C", "pid": self._engine, "tid": STEPS, "ts": at}
+            common = {"ph": "C", "pid": self._engine, "tid": self._first_track + STEPS, "ts": at}
             self._write({**common, "name": "KV blocks held", "args": {"blocks": step.num_held_blocks}})
             requests = {"running": batch.num_reqs, "waiting": step.num_waiting}
             self._write({**common, "name": "requests", "args": requests})
@@ -162,7 +163,7 @@ class Timeline:
             "operation": f"{one.op} over {one.group}",
             "bytes a layer": one.bytes,
             "us a layer": round(1e6 * cost.seconds, 3),
-            "source": cost.source.kind,
+            "source": cost.source.words,
         }
         start, stop = nanoseconds(begin + placed.start), nanoseconds(begin + placed.stop)
         flows: dict[int, tuple[str, int]] = {}
@@ -176,7 +177,7 @@ class Timeline:
                 phase, number = flows[rank]
                 at = span[0] if phase == "s" else (span[0] + span[1]) // 2
                 flow = {"ph": phase, "id": number, "name": one.what, "cat": "collective", "bp": "e"}
-                self._write({**flow, "pid": rank, "tid": COMMUNICATION, "ts": micros(at)})
+                self._write({**flow, "pid": rank, "tid": self._first_track + COMMUNICATION, "ts": micros(at)})
 
     def _slice(
         self, process: int, track: int, name: str, start: int, stop: int, args: dict[str, Any]
@@ -190,7 +191,7 @@ class Timeline:
             "ph": "X",
             "name": name,
             "pid": process,
-            "tid": track,
+            "tid": self._first_track + track,
             "ts": micros(start),
             "dur": micros(stop - start),
         }
@@ -198,10 +199,15 @@ class Timeline:
         return start, stop
 
     def _name_process(self, process: int, name: str, place: int, tracks: dict[int, str]) -> None:
-        self._write({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
-        self._write({"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": place}})
+        about: list[tuple[int, str, dict[str, Any]]] = [
+            (min(tracks), "process_name", {"name": name}),
+            (min(tracks), "process_sort_index", {"sort_index": place}),
+        ]
         for track, text in tracks.items():
-            self._write({"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": text}})
+            about += [(track, "thread_name", {"name": text}), (track, "thread_sort_index", {"sort_index": track})]
+        for track, what, args in about:
+            event = {"ph": "M", "name": what, "pid": process, "tid": self._first_track + track}
+            self._write({**event, "args": args})
 
     def _write(self, event: dict[str, Any]) -> None:
         assert self._file is not None

@@ -41,13 +41,42 @@ def ns(event, field="ts"):
     return round(value)
 
 
-def check_structure(events):
-    """Tracks in order without overlaps, flows from one start to one end inside slices, counters not negative."""
-    slices, last, flows, names = defaultdict(list), {}, defaultdict(list), defaultdict(set)
+REQUIRED = {
+    "M": {"name", "pid", "tid", "args"},
+    "X": {"name", "pid", "tid", "ts", "dur", "args"},
+    "C": {"name", "pid", "tid", "ts", "args"},
+    **{phase: {"name", "cat", "id", "pid", "tid", "ts", "bp"} for phase in "stf"},
+}
+"""Fields of each phase in the Trace Event Format that a viewer needs."""
+
+
+def check_format(events):
+    """Whole numbers where viewers want them, names before what they name, and no track with a process's number."""
+    named = set()
     for event in events:
-        track = event["pid"], event.get("tid")
+        assert REQUIRED[event["ph"]] <= event.keys()
+        assert all(type(event[field]) is int and event[field] >= 0 for field in ("pid", "tid", "id") if field in event)
         if event["ph"] == "M":
-            names[event["name"]].add(track if event["name"] == "thread_name" else event["pid"])
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
+            named |= {(event["name"], event["pid"])} | {(event["name"], event["pid"], event["tid"])}
+            continue
+        assert ("process_name", event["pid"]) in named and ("thread_name", event["pid"], event["tid"]) in named
+        if event["ph"] == "C":
+            assert all(type(value) in (int, float) for value in event["args"].values())
+    assert not {event["pid"] for event in events} & {event["tid"] for event in events}
+
+
+def check_structure(events):
+    """Tracks in order without overlaps, flows from one start to one end inside slices, counters not negative.
+
+    Returns slices by (process, track), tracks counted from 0, and the events of each flow.
+    """
+    check_format(events)
+    first_track = 1 + max(event["pid"] for event in events)
+    slices, last, flows = defaultdict(list), {}, defaultdict(list)
+    for event in events:
+        track = event["pid"], event["tid"] - first_track
+        if event["ph"] == "M":
             continue
         assert ns(event) >= last.get(track, 0), "a track goes back in time"
         last[track] = ns(event)
@@ -58,18 +87,20 @@ def check_structure(events):
             slices[track].append((start, start + dur, event))
         elif event["ph"] == "C":
             assert event["args"] and min(event["args"].values()) >= 0
-        else:
-            flows[event["id"]].append(event)
-    assert set(slices) <= names["thread_name"] and {pid for pid, _ in slices} <= names["process_name"]
+        else:  # behind the slice that it binds to, in the file too: viewers keep the order of equal times
+            assert slices[track] and slices[track][-1][0] <= ns(event) < slices[track][-1][1]
+            flows[event["id"]].append((track, event))
     for chain in flows.values():
-        phases = sorted(event["ph"] for event in chain)
+        phases = sorted(event["ph"] for _, event in chain)
         assert phases == ["f", "s"] + ["t"] * (len(chain) - 2) if len(chain) > 1 else False
-        assert len({event["pid"] for event in chain}) == len(chain)
-        for event in chain:
-            at = ns(event)
-            around = [piece for piece in slices[event["pid"], event["tid"]] if piece[0] <= at < piece[1]]
-            assert [piece[2]["name"] for piece in around] == [event["name"]]
-    return slices, flows
+        assert len({track for track, _ in chain}) == len(chain)
+        assert len({(event["name"], event["cat"]) for _, event in chain}) == 1, "what a flow is known by"
+        times = {phase: [ns(event) for _, event in chain if event["ph"] == phase] for phase in "stf"}
+        assert all(time >= times["s"][0] for time in times["t"] + times["f"]), "an arrow back in time"
+        for track, event in chain:
+            around = [piece for piece in slices[track] if piece[0] <= ns(event) < piece[1]]
+            assert [piece[2]["name"] for piece in around] == [event["name"]] and event["bp"] == "e"
+    return slices, {number: [event for _, event in chain] for number, chain in flows.items()}
 
 
 V4 = [
