@@ -102,12 +102,15 @@ def test_weights_that_cannot_be_counted_are_refused(tmp_path, changes, bits, rea
 @pytest.mark.parametrize(
     "batch", [PREFILL, DECODES, MIXED, Batch.from_lens([1], [1], [1])], ids=["prefill", "decodes", "mixed", "one-token"]
 )
-def test_every_model_has_a_cost_with_sources(name, batch):
-    cost = cost_of(batch, name=name, tp=2, pcp=2, block_size=256)
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_every_model_has_a_cost_with_sources(name, batch, drafts):
+    block_size = 1024 if load_model(name).pool_ratios else 256
+    limits = {"num_speculative_tokens": drafts}
+    cost = cost_of(batch, name=name, limits=limits, tp=2, pcp=2, block_size=block_size)
     assert 0 < cost.seconds() < 60
     assert set(cost.seconds_by_kind()) <= set(KINDS)
     for layer in cost.layers:
-        assert {stage.name for stage in layer.stages} <= set(STAGES)
+        assert {stage.name for stage in layer.stages} <= {*STAGES, "restore"}  # a draft has an output head
         assert all(len(stage.seconds) == len(cost.ranks) and min(stage.seconds) >= 0 for stage in layer.stages)
         assert all(each.stage == STAGE_OF[each.collective.what] and each.seconds > 0 for each in layer.collectives)
 
