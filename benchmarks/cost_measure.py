@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from cpkit.batch import Batch
@@ -109,7 +110,20 @@ def measure(timer: Timer, keep: Keep, limit_s: float, say: Callable[[str], None]
     """Time the grid, then the steps. keep: is handed all there is after each shape. limit_s: none is begun after it."""
     begin = time.monotonic()
     result: dict[str, Any] = {"heads": HEADS, "topk": TOPK, "grid": [], "steps": [], "left_out": []}
-    work: list[tuple[str, Callable[[], None]]] = []
+    work = list(shapes(timer, result))
+    for number, (name, do) in enumerate(work, start=1):
+        if time.monotonic() - begin > limit_s:
+            result["left_out"] = [name for name, _ in work[number - 1 :]]
+            say(f"{limit_s:g} s are over: {len(result['left_out'])} of {len(work)} shapes are left out")
+            break
+        do()
+        say(f"[{time.monotonic() - begin:5.1f} s] {number:>2} of {len(work)}: {name}")
+        keep(result)
+    return result
+
+
+def shapes(timer: Timer, result: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Each shape's name, and what times it and adds it to the result."""
 
     def prefill_point(rows: int, keys: int) -> None:
         ms, mean = timer.prefill([(keys - rows, rows)], keys, rows), keys - (rows - 1) / 2
@@ -126,21 +140,11 @@ def measure(timer: Timer, keep: Keep, limit_s: float, say: Callable[[str], None]
         result["steps"].append({"name": step.name, "ms": time_step(timer, step.plan())})
 
     for rows, keys in prefill_grid():
-        work.append((f"grid, prefill {rows:,} x {keys:,}", lambda rows=rows, keys=keys: prefill_point(rows, keys)))
+        yield f"grid, prefill {rows:,} x {keys:,}", partial(prefill_point, rows, keys)
     for rows, keys in decode_grid():
-        work.append((f"grid, decode {rows:,} x {keys:,}", lambda rows=rows, keys=keys: decode_point(rows, keys)))
+        yield f"grid, decode {rows:,} x {keys:,}", partial(decode_point, rows, keys)
     for step in steps():
-        work.append((step.name, lambda step=step: add_step(step)))
-    for number, (name, do) in enumerate(work, start=1):
-        elapsed = time.monotonic() - begin
-        if elapsed > limit_s:
-            result["left_out"] = [name for name, _ in work[number - 1 :]]
-            say(f"{limit_s:g} s are over: {len(result['left_out'])} of {len(work)} shapes are left out")
-            break
-        do()
-        say(f"[{time.monotonic() - begin:5.1f} s] {number:>2} of {len(work)}: {name}")
-        keep(result)
-    return result
+        yield step.name, partial(add_step, step)
 
 
 def time_step(timer: Timer, plan: StepPlan) -> Ms:
