@@ -170,12 +170,14 @@ def run(args: argparse.Namespace) -> int:
             simulation = simulate(trace, settings, replay, clock=clock, on_step=pictures.add, on_progress=line.show)
         finally:
             line.clear()
-    report = simulate_report(simulation, pool.source)
+    report, is_read = simulate_report(simulation, pool.source), args.json != "-"
+    if is_read:
+        emit(report)  # before anything is written, which may fail
     pictures.write_page(simulation, report)
     if args.json is not None:
         write_json(args.json, {**simulation.to_json(), "kv_pool_source": pool.source})
-    if args.json != "-":
-        emit("\n".join([report, *pictures.lines(simulation)]))
+    if is_read and (written := pictures.lines(simulation)):
+        emit("\n".join(written))
     return _exit_code(args, settings, simulation)
 
 

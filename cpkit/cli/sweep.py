@@ -125,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.sizing.sweep.run import run_sweep, screen, source_kinds
 
     check_outputs(args.trace, results=args.results, json=args.json)
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: it is not negative")
     start = perf_counter()
     processes, choices = num_processes(args.processes), _choices(args)
     setting, limits = read_setting(args)
@@ -150,10 +152,10 @@ def run(args: argparse.Namespace) -> int:
     take = [one for one in chosen if choice.take is not None and one.candidate == choice.take.candidate]
     kinds = source_kinds(take[0], trace, setting) if take else {}
     facts = SweepFacts(trace, setting, [*refused, *left_out, *failed], kinds, perf_counter() - start)
+    if args.json != "-":
+        emit(sweep_report(choice, facts))  # before anything is written, which may fail
     if args.json is not None:
         write_json(args.json, sweep_data(choice, facts))
-    if args.json != "-":
-        emit(sweep_report(choice, facts))
     return 0
 
 

@@ -21,13 +21,15 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 12px;
        max-width: 1100px }
 h1 { font-size: 1.3em; margin: .2em 0 } h2 { font-size: 1.05em; margin: 0 0 .4em }
-p { margin: .3em 0 } .note { color: #666; font-size: .88em }
+p { margin: .3em 0 } h1, p { overflow-wrap: anywhere }
+.note { color: #666; font-size: .88em }
 main { columns: 340px; column-gap: 22px; margin-top: 16px }
 section { break-inside: avoid; padding-bottom: 20px }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .9em; width: 100% }
 th, td { padding: 3px 8px 3px 0; text-align: right; border-bottom: 1px solid #e5e5e5;
          font-variant-numeric: tabular-nums }
+td + td { white-space: nowrap }
 th { font-weight: 600; color: #555 } th:first-child, td:first-child { text-align: left }
 svg { width: 100%; height: auto; max-width: 560px; display: block }
 pre { overflow-x: auto; font-size: 12px; background: #f6f6f6; padding: 8px }

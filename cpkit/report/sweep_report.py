@@ -55,7 +55,6 @@ def sweep_report(choice: Choice, facts: SweepFacts) -> str:
         *_taken(choice, setting),
         "",
         *_best(choice),
-        "",
         *_losers(choice.losers),
         *_refused(facts.refused),
     ]
@@ -123,6 +122,8 @@ def _taken(choice: Choice, setting: SweepSetting) -> list[str]:
 
 def _best(choice: Choice) -> list[str]:
     aim = choice.aim
+    if not choice.best:
+        return []
     rows = [
         [
             ">" if outcome is choice.take else "+" if aim.miss(outcome) <= 1 else "",
@@ -142,6 +143,7 @@ def _best(choice: Choice) -> list[str]:
     return [
         f"Beaten by none in TTFT p99, TPOT p99, tokens/s/GPU and room together (> to take, + keeps {asked} too)",
         *indent(table(header, rows, "lrl" + "r" * 8)),
+        "",
     ]
 
 

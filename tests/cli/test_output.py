@@ -54,6 +54,13 @@ def test_simulate_refuses_a_file_before_it_replays(trace, tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == [trace] and trace.read_bytes() == before
 
 
+@pytest.mark.parametrize("flag", ["--html", "--json"])
+def test_a_full_disk_loses_no_report(trace, capsys, flag):
+    assert main(["simulate", str(trace), "--processes", "1", flag, "/dev/full"]) == 2
+    out, err = capsys.readouterr()
+    assert "1 of 1 step checked" in out and "No space left" in err and err.count("\n") == 1
+
+
 def test_only_json_is_printed(trace):
     check_outputs(str(trace), json="-", html=None)
     for name in ("html", "timeline", "results"):

@@ -51,6 +51,8 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
         (["--partitions", "zigzag"], "zigzag"),
         (["--requests", "0"], "at least 1"),
         (["--limit", "0"], "--limit 0: at least 1"),
+        (["--seed", "-1"], "--seed -1: it is not negative"),
+        (["--batch-tokens", "0"], "batch tokens 0: at least 1"),
         (["--processes", "0"], "1 to 256"),
         (["--batch-tokens", ""], "no batch tokens to try"),
         (["--results", "out", "--json", "out"], "out: --results and --json would both write it"),

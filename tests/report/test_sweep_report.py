@@ -78,4 +78,8 @@ def test_sources_and_flags_are_told():
 def test_nothing_replayed_says_so():
     refused = [Refused(SEVERAL[0].candidate, "vllm-x: no")]
     text = sweep_report(choose([], Aim()), facts(refused=refused))
-    assert "nothing: no deployment was replayed" in text and "1  64 GPUs, 2x tp4 pcp8 dcp32, 8: vllm-x: no" in text
+    assert (
+        "Beaten" not in text
+        and "nothing: no deployment was replayed" in text
+        and "1  64 GPUs, 2x tp4 pcp8 dcp32, 8: vllm-x: no" in text
+    )

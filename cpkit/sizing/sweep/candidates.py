@@ -44,6 +44,9 @@ class Choices:
                 raise ConfigError(f"no {field.name.replace('_', ' ')} to try: name at least one")
             if len(set(values)) < len(values):
                 raise ConfigError(f"{field.name.replace('_', ' ')} {', '.join(map(str, values))}: each once")
+        for name, least in (("gpus", 1), ("batch_tokens", 1), ("interleaves", 0)):
+            if (smallest := min(getattr(self, name))) < least:
+                raise ConfigError(f"{name.replace('_', ' ')} {smallest}: at least {least}")
         if unknown := [name for name in self.partitions if name not in ("", *STRATEGIES)]:
             raise ConfigError(f"partition {unknown[0]!r}: use some of {', '.join(STRATEGIES)}")
 

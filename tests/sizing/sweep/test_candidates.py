@@ -48,6 +48,8 @@ def test_the_others_are_refused_with_the_reason():
         pytest.param({"partitions": ("zigzag",)}, "zigzag", id="unknown-partition"),
         pytest.param({"batch_tokens": (2048, 2048)}, "batch tokens 2048, 2048: each once", id="twice"),
         pytest.param({"interleaves": ()}, "no interleaves to try", id="none"),
+        pytest.param({"interleaves": (0, -1)}, "interleaves -1: at least 0", id="negative-interleave"),
+        pytest.param({"batch_tokens": (2048, 0)}, "batch tokens 0: at least 1", id="no-tokens"),
     ],
 )
 def test_choices_that_are_none(choices, told):
