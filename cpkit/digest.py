@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+_PLAIN = (bool, int, type(None), np.integer)  # a union would be made anew at every value
+_LISTS = (list, tuple)
+
 
 def digest(value: Any) -> str:
     """16 hex digits over whole numbers, strings, arrays, and dataclasses or sequences of them.
@@ -30,9 +33,9 @@ def _feed(update: Any, value: Any) -> None:
         update(np.ascontiguousarray(value, "<i8").tobytes())
     elif isinstance(value, str):
         update(f"s{len(value)}:{value};".encode())  # the length keeps a ";" inside from ending it
-    elif isinstance(value, bool | int | type(None) | np.integer):
+    elif isinstance(value, _PLAIN):
         update(f"{'i' if isinstance(value, np.integer) else type(value).__name__[0]}{value};".encode())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _LISTS):
         update(f"({len(value)}".encode())
         for item in value:
             _feed(update, item)

@@ -15,43 +15,46 @@ GLUE = ("/contextlib.py", "/typing_extensions.py")
 _HERE = str(Path(__file__).parent)
 
 Place = tuple[int, ...]
-"""(id of code, instruction, id of code, instruction, ...), nearest first: much cheaper than finding line numbers."""
+"""Addresses of instructions, nearest first: code holds its instructions, so where it lies and how far it came are one
+number that no other code has. Much cheaper than finding line numbers."""
 
 
 class Sites:
-    """Finds call sites, and remembers which files are inside torch."""
+    """Finds call sites, and remembers which code is inside torch: by id, since hashing code is slow."""
 
     def __init__(self, torch_folder: str) -> None:
-        self._inside = (torch_folder, _HERE, "<frozen ")
-        self._is_inside: dict[int, bool] = {}  # by id of the code, since hashing code is slow
+        self._folders = (torch_folder, _HERE, "<frozen ")
+        self._inside: set[int] = set()
+        self._outside: set[int] = set()
         self._kept: list[CodeType] = []  # so that no id is given out twice
 
-    def place(self, frame: FrameType | None) -> tuple[Place, list[FrameType]]:
-        """The first DEPTH frames outside, as a key and as they are."""
+    def place(self, frame: FrameType | None) -> Place:
+        """The first DEPTH frames outside, as a key."""
+        inside, outside = self._inside, self._outside
         key: list[int] = []
-        frames: list[FrameType] = []
-        missing = DEPTH
-        while missing and frame is not None:
-            code = frame.f_code
-            number = id(code)
-            inside = self._is_inside.get(number)
-            if inside is None:
-                inside = self._is_inside[number] = self._holds(code.co_filename)
-                self._kept.append(code)
-            if not inside:
-                key += (number, frame.f_lasti)
-                frames.append(frame)
-                missing -= 1
+        while frame is not None:
+            code = id(frame.f_code)
+            if code in outside or (code not in inside and self._is_new_outside(frame.f_code)):
+                key.append(code + frame.f_lasti)
+                if len(key) == DEPTH:
+                    break
             frame = frame.f_back
-        return tuple(key), frames
+        return tuple(key)
 
-    def _holds(self, filename: str) -> bool:
-        return filename.startswith(self._inside) or filename.endswith(GLUE)
+    def spell(self, frame: FrameType | None) -> str:
+        """folder/file:line of the same frames, nearest first."""
+        lines = []
+        while len(lines) < DEPTH and frame is not None:
+            if id(frame.f_code) in self._outside:
+                lines.append(f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}")
+            frame = frame.f_back
+        return " < ".join(lines) or "unknown"
 
-
-def spell_site(frames: list[FrameType]) -> str:
-    """folder/file:line of each frame, nearest first."""
-    return " < ".join(f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}" for frame in frames) or "unknown"
+    def _is_new_outside(self, code: CodeType) -> bool:
+        self._kept.append(code)
+        is_inside = code.co_filename.startswith(self._folders) or code.co_filename.endswith(GLUE)
+        (self._inside if is_inside else self._outside).add(id(code))
+        return not is_inside
 
 
 def short_path(path: str) -> str:

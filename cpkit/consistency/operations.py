@@ -23,6 +23,11 @@ class Method:
     splits: bool = False
     peer: int = -1
 
+    @property
+    def has_extra(self) -> bool:
+        """Its calls differ in more than their tensors."""
+        return self.rooted or self.splits or self.peer >= 0
+
 
 METHODS = {
     "allreduce": Method("all_reduce"),

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cpkit.consistency.call_site import Sites, spell_site
+from cpkit.consistency.call_site import Sites
 from cpkit.consistency.log_file import LogFile
 from cpkit.consistency.operations import METHODS, Method
 from cpkit.errors import ConfigError, InputError
@@ -146,17 +146,16 @@ class Recorder:
         if known is None or known[0]() is not group:
             known = self._new_group(group)
         known[2] += 1
-        place, frames = self._sites.place(frame)
         tensors = _tensors(args, named, method)
-        extra = _extra(args, named, method)
-        key: tuple[Any, ...] = (method.op, place, extra)
+        extra = _extra(args, named, method) if method.has_extra else None
+        key: tuple[Any, ...] = (method.op, self._sites.place(frame), extra)
         for tensor in tensors:
             key += (tensor.dtype, tensor.shape)
         tail = self._tails.get(key)
         if tail is None:
             if len(self._tails) >= _MOST_REMEMBERED:
                 self._tails.clear()
-            tail = self._tails[key] = _tail(method.op, tensors, extra, spell_site(frames))
+            tail = self._tails[key] = _tail(method.op, tensors, extra, self._sites.spell(frame))
         assert self._log is not None, "a known group has been written down"
         self._log.write(b'{"group": %d, "seq": %d, "step": %d, %b' % (known[1], known[2], self.step, tail))
 
