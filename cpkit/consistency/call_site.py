@@ -43,7 +43,7 @@ class Sites:
 
     def spell(self, frame: FrameType | None) -> str:
         """folder/file:line of the same frames, nearest first."""
-        lines = []
+        lines: list[str] = []
         while len(lines) < DEPTH and frame is not None:
             if id(frame.f_code) in self._outside:
                 lines.append(f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}")
