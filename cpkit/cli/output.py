@@ -53,12 +53,13 @@ def check_writable(path: str) -> None:
     What is there stays as it is. Pipes and devices are left alone: opening one may wait for its reader.
     """
     check_folder(path)
-    file = Path(path).resolve()  # of a link to nothing yet, what it will lead to
-    is_new = not file.exists()
-    if is_new or file.is_file():
+    file = Path(path)
+    if file.is_file():
         file.open("ab").close()
-        if is_new:
-            file.unlink()
+    elif not file.exists():
+        new = file.resolve()  # of a link to nothing yet, what it will lead to
+        new.open("ab").close()
+        new.unlink()
 
 
 def check_outputs(source: str, **paths: str | None) -> None:

@@ -1,6 +1,7 @@
 """Output files are refused before the work, and nothing that is there is touched by asking."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -26,8 +27,13 @@ def test_asking_changes_nothing(tmp_path):
     link.symlink_to(target)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for path in (there, tmp_path / "new", link, pipe):  # a pipe that nobody reads would be waited for
+    for path in (there, tmp_path / "new", link, pipe, "/dev/null"):  # a pipe that nobody reads would be waited for
         check_writable(str(path))
+    done = subprocess.run(
+        [sys.executable, "-c", "from cpkit.cli.output import check_writable; check_writable('/dev/stdout')"],
+        stdout=subprocess.PIPE,
+    )
+    assert done.returncode == 0, "stdout by its name, where it is a pipe without one"
     assert there.read_text() == "kept" and there.stat().st_mtime == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "there"] and link.is_symlink()
 

@@ -58,6 +58,7 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
         (["--results", "out", "--json", "out"], "out: --results and --json would both write it"),
         (["--results", "-"], "--results -: only --json can be printed"),
         (["--results", "/proc/out"], "/proc/out: "),
+        (["--results", "/dev/full"], "/dev/full: results are kept in a plain file"),
     ],
 )
 def test_bad_usage_is_refused_on_one_line(trace_file, tmp_path, monkeypatch, capsys, flags, message):

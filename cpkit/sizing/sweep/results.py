@@ -35,6 +35,8 @@ class Results:
     def __enter__(self) -> "Results":
         if self._path is None:
             return self
+        if self._path.exists() and not self._path.is_file():
+            raise InputError(f"{self._path}: results are kept in a plain file, which can be read again")
         self._file = self._path.open("a+", encoding="utf-8")
         try:
             _lock(self._path, self._file)
