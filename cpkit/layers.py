@@ -51,6 +51,11 @@ class Layer:
         return self.runs_index and self.owns_keys
 
     @property
+    def pool(self) -> int:
+        """Keys of the sharded cache that one indexer key stands for: above 1 where an indexer scores pools of them."""
+        return self.index.ratio // self.compress_ratio if self.index else 1
+
+    @property
     def chunk_ratio(self) -> int:
         """Tokens per key that prefill chunks are counted in."""
         return self.index.ratio if self.index else self.compress_ratio

@@ -1,6 +1,7 @@
 """The truth about query tokens: each request whole, unsharded, in float64, from the same activations.
 
-    selection   the topk best of all visible keys, by score, then lower position
+    selection   the topk best of all visible indexer keys, by score, then lower position; of pools of keys (kpool) all
+                keys of the chosen ones, and those that fill no pool
     lse, out    softmax over the selected keys (or all) and the window; the sink takes its share of out alone
 
 Keys are taken as their cache format stores them, so that what is left between a rank and the truth is the arithmetic of
@@ -121,13 +122,13 @@ class Oracle:
         if layer.compress_ratio:
             self.keys("latent", layer, number, req_id, num_tokens // layer.compress_ratio)
         if layer.index:
-            self.keys("index_key", layer, indexer, req_id, num_tokens // layer.compress_ratio)
+            self.keys("index_key", layer, indexer, req_id, num_tokens // layer.index.ratio)
         if layer.window_size:
             self.keys("window", layer, number, req_id, num_tokens)
 
     def _make(self, stream: str, layer: Layer, number: int, req_id: int, key: torch.Tensor) -> torch.Tensor:
-        last = key if stream == "window" else (key + 1) * layer.compress_ratio - 1
-        names = self.names(torch.full_like(key, req_id), last)
+        ratio = {"window": 1, "latent": layer.compress_ratio, "index_key": layer.chunk_ratio}[stream]
+        names = self.names(torch.full_like(key, req_id), (key + 1) * ratio - 1)
         if stream == "index_key":
             assert layer.index is not None, "asked for layers with an indexer"
             values = self.source.activations.rows(stream, number, names, key, layer.index.head_dim)
@@ -158,11 +159,24 @@ class Truth:
         """Keys of the sharded cache that are complete at a token's position; at: among the tokens."""
         return (self.tokens[at].position + 1) // self.layer.compress_ratio if self.layer.compress_ratio else 0
 
+    def num_index_keys(self, at: int) -> int:
+        """Of them, or of pools of them, those that the indexer scores."""
+        return (self.tokens[at].position + 1) // self.layer.index.ratio if self.layer.index else self.num_keys(at)
+
+    def picked_keys(self, at: int, picked: torch.Tensor) -> torch.Tensor:
+        """[n] int64, keys that a token attends when these indexer keys are picked."""
+        pool = self.layer.pool
+        if pool == 1:
+            return picked
+        tail = range(self.num_index_keys(at) * pool, self.num_keys(at))
+        members = [one * pool + within for one in picked.tolist() for within in range(pool)]
+        return torch.tensor([*members, *tail], dtype=torch.int64)
+
     def scores(self, at: int) -> Scores:
-        """Index scores of all keys that a token sees."""
+        """Scores of all indexer keys that a token sees."""
         assert self.index_query is not None and self.index_weights is not None, "asked for layers with an indexer"
         query, weights, req_id = self.index_query[at], self.index_weights[at], self.tokens[at].req_id
-        keys = self.oracle.keys("index_key", self.layer, self.indexer, req_id, self.num_keys(at)).double()
+        keys = self.oracle.keys("index_key", self.layer, self.indexer, req_id, self.num_index_keys(at)).double()
         scores = (keys @ query.T).clamp(min=0) @ weights
         if self.oracle.source.activations.data == "exact":
             return Scores(scores, torch.zeros_like(scores))

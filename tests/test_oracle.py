@@ -28,8 +28,8 @@ def dot(a, b):
 
 
 def slow_selection(layer, indexer, token):
-    """Positions of the best keys, by score, then position."""
-    num_keys = (token.position + 1) // layer.compress_ratio
+    """Positions of the best keys, or pools of keys, by score, then position."""
+    num_keys = (token.position + 1) // layer.index.ratio
     weights = vector("index_weights", indexer, token.req_id, token.position, layer.index.num_heads)
     queries = heads("index_query", indexer, token, layer.index.head_dim, layer.index.num_heads)
     scores = []
@@ -37,6 +37,15 @@ def slow_selection(layer, indexer, token):
         values = vector("index_key", indexer, token.req_id, key, layer.index.head_dim)
         scores.append(sum(w * max(0.0, dot(q, values)) for q, w in zip(queries, weights, strict=True)))
     return sorted(range(num_keys), key=lambda key: (-scores[key], key))[: layer.index.topk]
+
+
+def slow_keys(layer, token, picked):
+    """The keys of the picked pools, and those behind the last whole one."""
+    size = layer.index.ratio // layer.compress_ratio
+    if size == 1:
+        return picked
+    pools = [list(range(token.position + 1))[first : first + size] for first in range(0, token.position + 1, size)]
+    return [key for one in picked for key in pools[one]] + (pools[-1] if len(pools[-1]) < size else [])
 
 
 def slow_attention(layer, number, token, selection, head, num_heads):
@@ -53,8 +62,8 @@ def slow_attention(layer, number, token, selection, head, num_heads):
     return out, math.log(sum(weights))
 
 
-@pytest.mark.parametrize("kind", ["dsa", "c4a", "swa"])
-@pytest.mark.parametrize("position", [0, 3, 8, 21])
+@pytest.mark.parametrize("kind", ["dsa", "kpool", "c4a", "swa"])
+@pytest.mark.parametrize("position", [0, 3, 8, 21, 31])
 def test_oracle(kind, position):
     model = Case(kind, 1).model
     oracle = Oracle(TokenActivations(MAKE, Content(64), model.num_heads))
@@ -65,6 +74,8 @@ def test_oracle(kind, position):
         if layer.index:
             chosen = truth.scores(1).best(layer.index.topk).tolist()
             assert chosen == slow_selection(layer, 0, token)
+            picked, chosen = torch.tensor(chosen, dtype=torch.int64), slow_keys(layer, token, chosen)
+            assert truth.picked_keys(1, picked).tolist() == chosen
         found = truth.attend(1, torch.tensor(chosen, dtype=torch.int64))
         for at, head in enumerate((4, 5)):
             out, lse = slow_attention(layer, number, token, chosen, head, model.num_heads)

@@ -114,6 +114,7 @@ class Verifier:
             chosen = picked[picked >= 0]
             if fault := selection_fault(truth, at, picked):
                 return fault
+            chosen = truth.picked_keys(at, chosen)
         self.findings.keys += len(chosen)
         attended = truth.attend(at, chosen)
         scale, bounds = attended.largest or 1.0, BOUNDS[row_format(truth.layer).name]
@@ -156,7 +157,7 @@ class _Fault:
 
 def selection_fault(truth: Truth, at: int, picked: torch.Tensor) -> _Fault | None:
     """Whether a token's selection ([k] int64, -1 behind the last) names other keys than the truth allows."""
-    num_keys, index = truth.num_keys(at), truth.layer.index
+    num_keys, index = truth.num_index_keys(at), truth.layer.index
     scores = None if index is None else truth.scores(at)
     wanted = torch.arange(num_keys) if index is None or scores is None else scores.best(index.topk)
     chosen = picked[picked >= 0]

@@ -1,7 +1,7 @@
 """The paged caches of one layer on one rank, and the row formats that they hold.
 
     latent    keys of the sharded cache, block_size / ratio a block          every layer but swa
-    index     indexer keys, block_size / ratio a block                       layers that run their indexer
+    index     indexer keys, block_size / their own ratio a block             layers that run their indexer
     window    newest tokens, replicated: block_size a block, dcp blocks a block id      layers with a window
 
 A fresh cache is all 0xff bytes, NaN in every format: a key that is read before it is written shows.
@@ -21,6 +21,7 @@ from cpkit.kernels.latent_cache import (
     V4_DIM,
     V32_BYTES,
     V32_DIM,
+    V32_FP8,
     gather_v4_rows,
     gather_v32_rows,
     insert_v4_rows,
@@ -61,32 +62,41 @@ class RowFormat:
 
 
 V32 = RowFormat("fp8 656", V32_DIM, V32_BYTES, pack_v32_rows, unpack_v32_rows, insert_v32_rows, gather_v32_rows)
+V32_NO_ROPE = RowFormat(
+    "fp8 656",
+    V32_FP8,
+    V32_BYTES,
+    lambda latent: pack_v32_rows(torch.nn.functional.pad(latent, (0, V32_DIM - V32_FP8))),
+    lambda rows: unpack_v32_rows(rows)[:, :V32_FP8],
+    insert_v32_rows,
+    gather_v32_rows,
+)
+"""Of a model whose keys have no rope part: the same row, which keeps zeros there."""
 V4 = RowFormat("fp8 584", V4_DIM, V4_BYTES, pack_v4_rows, unpack_v4_rows, insert_v4_rows, gather_v4_rows)
 FORMATS = (V32, V4)
-KINDS = {"dsa": V32, "c4a": V4, "c128a": V4, "swa": V4}
-"""Kinds of layers that the program runs, and the format of their rows."""
+KINDS = {"dsa": (V32, V32_NO_ROPE), "c4a": (V4,), "c128a": (V4,), "swa": (V4,)}
+"""Kinds of layers that the program runs, and the formats that their rows may have."""
 
 
 def row_format(layer: Layer) -> RowFormat:
     """The format of a layer's rows; raises ConfigError for a layer that the program cannot run."""
-    form = KINDS.get(layer.kind)
     rows = {(layer.key_dim, layer.key_bytes)} if layer.compress_ratio else set()
     rows |= {(layer.window_dim, layer.window_bytes)} if layer.window_size else set()
-    if form is None or rows != {(form.dim, form.row_bytes)} or not layer.owns_keys:
-        known = ", ".join(f"{kind} ({known.dim} values in {known.row_bytes} bytes)" for kind, known in KINDS.items())
-        raise ConfigError(f"{layer.kind} with rows of {sorted(rows)} (values, bytes): the rank program runs {known}")
-    if layer.index and layer.index.ratio != layer.compress_ratio:
-        raise ConfigError(
-            f"{layer.kind} whose indexer scores pools of {layer.index.ratio} tokens: pooling is not run, only planned"
-        )
-    return form
+    for form in KINDS.get(layer.kind, ()):
+        if rows == {(form.dim, form.row_bytes)} and layer.owns_keys:
+            return form
+    known = ", ".join(
+        f"{kind} ({form.dim} values in {form.row_bytes} bytes)" for kind, forms in KINDS.items() for form in forms
+    )
+    raise ConfigError(f"{layer.kind} with rows of {sorted(rows)} (values, bytes): the rank program runs {known}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCaches:
     """Pages of one layer on one rank.
 
-    states_per_block: keys of a latent and of an index block. window_block: tokens of a window block.
+    states_per_block, index_block: keys of a latent and of an index block (without an indexer as many). window_block:
+        tokens of a window block.
     latent, index, window: [blocks, page bytes] uint8, None where the layer has none.
     backend: of the kernels that write, read and find rows, torch or triton.
     """
@@ -94,6 +104,7 @@ class LayerCaches:
     layer: Layer
     form: RowFormat
     states_per_block: int
+    index_block: int
     window_block: int
     latent: torch.Tensor | None
     index: torch.Tensor | None
@@ -128,7 +139,7 @@ class LayerCaches:
     def insert_index(self, keys: torch.Tensor, slots: torch.Tensor) -> None:
         """Write indexer keys [n, head_dim] to their slots."""
         assert self.index is not None, "only layers that run their indexer keep its keys"
-        quantize_index_keys(self.index, keys, slots, block_size=self.states_per_block, backend=self.backend)
+        quantize_index_keys(self.index, keys, slots, block_size=self.index_block, backend=self.backend)
 
     def insert_window(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
         """Write window keys [n, dim] to their slots."""
@@ -148,7 +159,7 @@ class LayerCaches:
     def index_keys(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """fp8 values [n, head_dim] and fp32 scales [n] of the indexer keys in the slots."""
         assert self.index is not None and self.layer.index is not None, "checked by the caller"
-        sizes = {"block_size": self.states_per_block, "dim": self.layer.index.head_dim}
+        sizes = {"block_size": self.index_block, "dim": self.layer.index.head_dim}
         return gather_index_keys(self.index, slots, **sizes, backend=self.backend)
 
     def _insert(self, cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, block_size: int) -> None:
@@ -163,6 +174,12 @@ def make_caches(
     """Fresh caches of a layer; num_blocks: block ids of the pool, the null block included. Raises ConfigError."""
     form = row_format(layer)
     states = topology.block_size // layer.compress_ratio if layer.compress_ratio else 0
+    if topology.block_size % max(layer.chunk_ratio, 1):
+        raise ConfigError(
+            f"block_size={topology.block_size} with an indexer that scores pools of {layer.chunk_ratio} tokens: a "
+            "block would end inside a pool"
+        )
+    index_block = topology.block_size // layer.chunk_ratio if layer.chunk_ratio else 0
 
     def pages(blocks: int, page_bytes: int) -> torch.Tensor | None:
         return torch.full((blocks, page_bytes), UNWRITTEN, dtype=torch.uint8, device=device) if page_bytes else None
@@ -173,9 +190,10 @@ def make_caches(
         layer=layer,
         form=form,
         states_per_block=states,
+        index_block=index_block,
         window_block=topology.block_size,
         latent=pages(num_blocks, states * form.row_bytes),
-        index=pages(num_blocks, states * index_bytes),
+        index=pages(num_blocks, index_block * index_bytes),
         window=pages(num_blocks * topology.dcp, window_bytes),
         backend=backend,
     )

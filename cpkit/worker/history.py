@@ -28,24 +28,30 @@ def write_history(places: Places, states: list[LayerState], source: TokenActivat
 def _write_sharded(
     places: Places, state: LayerState, source: TokenActivations, number: int, req: int, positions: IntArray
 ) -> None:
+    layer, caches = state.layer, state.caches
+    latent_slots = _slots(places, req, positions, layer.compress_ratio, caches.states_per_block)
+    index_slots = _slots(places, req, positions, layer.chunk_ratio, caches.index_block)
+    mine = latent_slots >= 0  # where a pool's last token is stored, the pool is too
+    keys = source.layer_keys(_ids(places, req, int(mine.sum())), positions[mine], layer, number, places.device)
+    if keys.latent is not None:
+        caches.insert_latent(keys.latent, torch.tensor(latent_slots[mine], device=places.device))
+    if keys.index_key is not None:
+        caches.insert_index(keys.index_key, torch.tensor(index_slots[mine], device=places.device))
+
+
+def _slots(places: Places, req: int, positions: IntArray, ratio: int, keys_per_block: int) -> IntArray:
+    """Slot of the key of `ratio` tokens that each position completes on this rank, -1 for none."""
     topology = places.plan.topology
     stored = state_places(
         positions,
         np.full(len(positions), req),
         places.tables,
-        compress_ratio=state.layer.compress_ratio,
-        states_per_block=state.caches.states_per_block,
+        compress_ratio=ratio,
+        states_per_block=keys_per_block,
         dcp_size=topology.dcp,
         interleave=topology.interleave,
     )
-    slots = sharded_state_slots(stored, num_tokens=len(positions), dcp_rank=places.rank.dcp_rank)
-    mine = slots >= 0
-    keys = source.layer_keys(_ids(places, req, int(mine.sum())), positions[mine], state.layer, number, places.device)
-    kept = torch.tensor(slots[mine], device=places.device)
-    if keys.latent is not None:
-        state.caches.insert_latent(keys.latent, kept)
-    if keys.index_key is not None:
-        state.caches.insert_index(keys.index_key, kept)
+    return sharded_state_slots(stored, num_tokens=len(positions), dcp_rank=places.rank.dcp_rank)
 
 
 def _write_window(

@@ -5,10 +5,10 @@ from typing import Protocol
 
 import torch
 
-from cpkit.builders.indexer_metadata import IndexerMetadata
 from cpkit.comm.base import Comm
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
+from cpkit.worker.layer_state import StepMetadata
 from cpkit.worker.places import Places
 
 
@@ -16,7 +16,8 @@ from cpkit.worker.places import Places
 class LayerKeys:
     """What some tokens write to a layer's caches, [tokens, dim] bf16 each, None where the layer has no such cache.
 
-    latent, index_key: of the state that a token completes; NaN beside a token that completes none. window: its own.
+    latent, index_key: of the state, or of the pool, that a token completes; NaN beside a token that completes none.
+    window: its own.
     """
 
     latent: torch.Tensor | None
@@ -60,12 +61,12 @@ def gather_layer_keys(comm: Comm, places: Places, own: LayerKeys) -> LayerKeys:
     )
 
 
-def write_keys(caches: LayerCaches, places: Places, keys: LayerKeys, metadata: IndexerMetadata | None) -> None:
-    """Write what this rank owns of the whole layout; metadata: slots of the sharded caches, None without any."""
-    if metadata is not None and keys.latent is not None:
-        caches.insert_latent(keys.latent, metadata.slot_mapping)
-    if metadata is not None and keys.index_key is not None:
-        caches.insert_index(keys.index_key, metadata.slot_mapping)
+def write_keys(caches: LayerCaches, places: Places, keys: LayerKeys, metadata: StepMetadata) -> None:
+    """Write what this rank owns of the whole layout."""
+    if metadata.latent_slots is not None and keys.latent is not None:
+        caches.insert_latent(keys.latent, metadata.latent_slots)
+    if metadata.indexer is not None and keys.index_key is not None:
+        caches.insert_index(keys.index_key, metadata.indexer.slot_mapping)
     if keys.window is not None:
         caches.insert_window(keys.window, places.window_writes())
 

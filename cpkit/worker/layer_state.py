@@ -11,6 +11,7 @@ from cpkit.builders.swa import SwaBuilder, SwaConfig
 from cpkit.builders.swa_metadata import SwaMetadata
 from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather
+from cpkit.errors import ConfigError
 from cpkit.layers import Layer
 from cpkit.settings import StepSettings
 from cpkit.worker.caches import LayerCaches, make_caches
@@ -31,10 +32,15 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMetadata:
-    """One step of one layer; indexer: None without a sharded cache; swa: None without a window."""
+    """One step of one layer.
+
+    indexer: None without a sharded cache; swa: None without a window. latent_slots: int64, where the keys of the
+    sharded cache go; the indexer's own slots, unless it scores pools of them.
+    """
 
     indexer: IndexerMetadata | None
     swa: SwaMetadata | None
+    latent_slots: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,10 +60,13 @@ class LayerState:
 
     def build(self, places: Places) -> StepMetadata:
         """Metadata of a step; under PCP the ranks gather the slots of compressed keys here."""
-        return StepMetadata(
-            indexer=None if self.indexer is None else self.indexer.build(places.batch()),
-            swa=None if self.swa is None else self.swa.build(places.window_batch()),
-        )
+        swa = None if self.swa is None else self.swa.build(places.window_batch())
+        if self.indexer is None:
+            return StepMetadata(None, swa, None)
+        batch = places.batch()
+        indexer = self.indexer.build(batch)
+        tokens = batch.slot_mapping if batch.gathered is None else batch.gathered.slot_mapping
+        return StepMetadata(indexer, swa, indexer.slot_mapping if self.layer.pool == 1 else tokens)
 
 
 def make_state(
@@ -66,7 +75,12 @@ def make_state(
     """Fresh caches and builders; raises ConfigError for a layer that the program, or the backend, cannot run."""
     topology, budget = settings.topology, settings.budget
     caches = make_caches(layer, topology, pool.num_blocks, comm.device, backend=backend)
-    check_indexer(layer, caches.states_per_block, backend)
+    check_indexer(layer, caches.index_block, backend)
+    if layer.pool > 1 and topology.pcp > 1 and topology.dcp > 1:
+        raise ConfigError(
+            f"pcp={topology.pcp} with dcp={topology.dcp} and an indexer that scores pools of {layer.pool} keys: prefill"
+            " rows would attend gathered pools, and keys that fill none are not among them; use pcp 1 or dcp 1"
+        )
     if topology.pcp > 1:  # builders count rows, and head_tail gives a rank two rows of a request
         budget = replace(budget, max_num_seqs=2 * budget.max_num_seqs)
 
@@ -81,7 +95,7 @@ def make_state(
             shard=topology.shard_of(comm.rank),
             block_size=topology.block_size,
             max_blocks=pool.max_blocks,
-            compress_ratio=layer.compress_ratio,
+            compress_ratio=layer.chunk_ratio,
         )
         indexer = IndexerBuilder(config, device=comm.device, gather_slots=gather_slots, backend=backend)
     if layer.window_size:

@@ -14,6 +14,7 @@ import torch
 from cpkit.builders.indexer_metadata import IndexerChunk
 from cpkit.comm.base import Comm
 from cpkit.kernels.merge_lse import apply_sink
+from cpkit.kernels.pool_keys import pool_keys
 from cpkit.kernels.sparse_attention import Keys
 from cpkit.worker.attend import (
     all_gathered_keys,
@@ -39,8 +40,8 @@ class LayerResult:
 
     out: [tokens, heads, values] fp32. lse: [tokens, heads] fp32 without the sink; NaN where another PCP rank merged the
     head: its output alone travels.
-    selection: [tokens, k] int64, positions of the keys attended, -1 for none; None for layers without an index, which
-    attend their window alone, or all complete keys too.
+    selection: [tokens, k] int64, positions of the indexer keys picked (kernels/pool_keys.py: of pools of those
+    attended), -1 for none; None for layers without an index, which attend their window alone, or all complete keys too.
     num_merged: leading tokens whose outputs were merged over DCP (heads.py: own_merged_heads).
     """
 
@@ -117,7 +118,7 @@ def run_layer_step(
     with clock.stage("metadata"):
         metadata = state.build(places)
     with clock.stage("write"):
-        write_keys(state.caches, places, keys, metadata.indexer)
+        write_keys(state.caches, places, keys, metadata)
     step = LayerStep(comm, places, state, inputs, metadata, clock, earlier)
     if not step.gathers:
         return attend_shards(step, places.num_tokens)
@@ -200,12 +201,21 @@ def _shard_groups(step: LayerStep, tokens: slice, selection: torch.Tensor | None
     places, caches = step.places, step.state.caches
     groups: list[Keys] = []
     if selection is not None:
-        groups.append(stored_keys(selection, places, caches))
+        groups.append(stored_keys(_picked_keys(step, tokens, selection), places, caches))
     elif step.state.layer.compress_ratio:
         groups.append(all_stored_keys(tokens, places, caches))
     if step.metadata.swa is not None and not (step.is_sharded and places.rank.dcp_rank):
         groups.append(window_keys(step.metadata.swa, tokens, caches))
     return groups
+
+
+def _picked_keys(step: LayerStep, tokens: slice, selection: torch.Tensor) -> torch.Tensor:
+    """[tokens, k] int64, positions of the keys that a selection stands for, -1 for none."""
+    layer = step.state.layer
+    if layer.pool == 1:
+        return selection
+    num_keys = (step.places.position[tokens] + 1) // layer.compress_ratio
+    return pool_keys(selection, torch.tensor(num_keys, device=selection.device), pool=layer.pool)
 
 
 def _joined(decodes: LayerResult, prefills: LayerResult) -> LayerResult:

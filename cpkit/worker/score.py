@@ -90,7 +90,7 @@ def decode_logits(
             decode.block_tables[tokens.start : tokens.start + 1],
             torch.tensor([num_keys], device=end.device),
             num_keys,
-            block_size=caches.states_per_block,
+            block_size=caches.index_block,
         )
         part = queries.part(tokens.start, tokens.stop)
         bounds = torch.zeros_like(end), end
@@ -108,7 +108,7 @@ def best_keys(
     return packed_candidates(kept, logits, key_start, order, backend=backend)
 
 
-def check_indexer(layer: Layer, states_per_block: int, backend: str) -> None:
+def check_indexer(layer: Layer, index_block: int, backend: str) -> None:
     """Raise ConfigError where the backend's kernels do not take a layer's indexer."""
     index = layer.index
     if index is None or not layer.runs_index or backend != "triton":
@@ -117,7 +117,7 @@ def check_indexer(layer: Layer, states_per_block: int, backend: str) -> None:
         ("index heads", index.num_heads, NUM_HEADS),
         ("values of an index head", index.head_dim, (HEAD_DIM,)),
         ("keys picked", index.topk, TOPK),
-        ("keys of a cache block", states_per_block, (PAGE_KEYS,)),
+        ("keys of a cache block", index_block, (PAGE_KEYS,)),
     ):
         if value not in taken:
             raise ConfigError(

@@ -3,7 +3,8 @@
     prefill    workspace keys -> logits -> top-k -> candidates, joined over key spans, exchanged over DCP without PCP
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
 
-A selection is [tokens, k] int64: positions among the request's keys (states) in no order, then -1. Candidates are
+A selection is [tokens, k] int64: positions among the request's indexer keys (states, or pools of them) in no order,
+then -1. Candidates are
 packed, 12 bytes each, from where they are found: top-k, packing and the best of all ranks are a launch each and one
 collective.
 """
@@ -79,7 +80,7 @@ class Selector:
         """Keys of all shards in token order, of one chunk after another."""
         assert self.gather is not None and self.caches.index is not None, "prefill rows gather what an indexer scores"
         tables = ((self.caches.index, self.workspace_table(chunk)) for chunk in chunks)
-        interleave = self.places.plan.shards[self.layer.compress_ratio].interleave
+        interleave = self.places.plan.shards[self.layer.chunk_ratio].interleave
         return (Workspace(*keys) for keys in in_turn(self.gather, tables, interleave=interleave))
 
     def workspace_table(self, chunk: IndexerChunk) -> KeyTable:
@@ -90,14 +91,14 @@ class Selector:
             chunk.block_tables,
             torch.tensor(lens, device=chunk.block_tables.device),
             chunk.num_local_keys,
-            self.caches.states_per_block,
+            self.caches.index_block,
             chunk.first_local,
         )
 
     def held(self, chunk: IndexerChunk) -> IntArray:
-        """[rows] int64, keys that this rank stores of each row's request."""
+        """[rows] int64, keys that this rank stores of each row's request, as chunks count them."""
         req = self.places.rank.rows.req[chunk.row_start : chunk.row_stop]
-        return self.places.plan.shards[self.layer.compress_ratio].local_lens(self.places.rank.dcp_rank)[req]
+        return self.places.plan.shards[self.layer.chunk_ratio].local_lens(self.places.rank.dcp_rank)[req]
 
     def workspace_slots(self, chunk: IndexerChunk) -> torch.Tensor:
         """[num_local_keys] int64, cache slots of the chunk's keys on this rank; -1 where a larger shard has more."""
@@ -106,13 +107,13 @@ class Selector:
             chunk.block_tables,
             torch.tensor(self.held(chunk), device=chunk.block_tables.device),
             chunk.num_local_keys,
-            block_size=self.caches.states_per_block,
+            block_size=self.caches.index_block,
             first_key=chunk.first_local,
         )
 
     def shard_order(self, first_key: int) -> KeyOrder:
         """Of keys that lie as this rank's shard does, from its key first_key on."""
-        interleave = self.places.plan.shards[self.layer.compress_ratio].interleave
+        interleave = self.places.plan.shards[self.layer.chunk_ratio].interleave
         return KeyOrder(self.places.plan.topology.dcp, self.places.rank.dcp_rank, interleave, first_key)
 
     def candidates(self, run: IndexerChunk, queries: IndexQueries, keys: Workspace, order: KeyOrder) -> torch.Tensor:

@@ -16,7 +16,8 @@ from cpkit.worker.places import Places
 class TokenActivations:
     """Activations by the names of tokens: equal tokens have equal ones, whoever asks. num_heads: over all TP ranks.
 
-    A state's vector is keyed by its own index and by the name of its last token. Sinks are one value a head and layer.
+    A state's or pool's vector is keyed by its own index and by the name of its last token. Sinks are one value a head
+    and layer.
     """
 
     activations: Activations
@@ -48,12 +49,10 @@ class TokenActivations:
         names, position = self._tokens(req_ids, positions, device)
         latent = index_key = window = None
         if layer.compress_ratio:
-            completes = (position + 1) % layer.compress_ratio == 0
-            state = names[completes], position[completes] // layer.compress_ratio
-            latent = self._beside(completes, self.activations.rows("latent", number, *state, layer.key_dim))
+            latent = self._states("latent", number, names, position, layer.compress_ratio, layer.key_dim)
             if layer.index and layer.runs_index:
-                keys = self.activations.rows("index_key", number, *state, layer.index.head_dim)
-                index_key = self._beside(completes, keys)
+                index = layer.index
+                index_key = self._states("index_key", number, names, position, index.ratio, index.head_dim)
         if layer.window_size:
             window = self.activations.rows("window", number, names, position, layer.window_dim)
         return LayerKeys(latent, index_key, window)
@@ -75,9 +74,12 @@ class TokenActivations:
         names = self.content.names(req_ids, positions)
         return torch.tensor(names, device=device), torch.tensor(positions, device=device)
 
-    @staticmethod
-    def _beside(completes: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """[tokens, dim], states beside the tokens that complete them, NaN beside all others."""
-        out = keys.new_full((len(completes), keys.shape[1]), float("nan"))
+    def _states(
+        self, stream: str, number: int, names: torch.Tensor, position: torch.Tensor, ratio: int, dim: int
+    ) -> torch.Tensor:
+        """[tokens, dim], keys of `ratio` tokens beside the tokens that complete them, NaN beside all others."""
+        completes = (position + 1) % ratio == 0
+        keys = self.activations.rows(stream, number, names[completes], position[completes] // ratio, dim)
+        out = keys.new_full((len(completes), dim), float("nan"))
         out[completes] = keys
         return out

@@ -36,6 +36,7 @@ KERNELS = {
     "gathered_slots": ("position_slots", "positions to rows gathered from all ranks"),
     "deinterleave_idx": ("deinterleave", "token order of gathered shards, as an array"),
     "table_slots": ("table_slots", "slots of a workspace's keys, by block tables"),
+    "pool_keys": ("pool_keys", "keys of the pools that an indexer picks, and the tail that fills none"),
     "quantize_fp8": ("fp8", "groups of values to e4m3 and a scale"),
     "quantize_index_keys": ("index_cache", "the same of index keys, straight into the cache"),
     "write_rows": ("paged_rows", "packed rows into a cache"),

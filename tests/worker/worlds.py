@@ -12,9 +12,16 @@ from cpkit.run.steps import prompt_steps
 from cpkit.settings import StepSettings
 from cpkit.topology import Topology, legal_dcp_sizes
 
-MODELS = {"dsa": "glm-5.2", "c4a": "deepseek-v4-flash", "c128a": "deepseek-v4-flash", "swa": "deepseek-v4-flash"}
-BLOCK = {"dsa": 64, "c4a": 64, "c128a": 256, "swa": 64}
-PROMPTS = {"dsa": (70, 9, 1), "c4a": (70, 9, 1), "c128a": (260, 9, 1), "swa": (70, 9, 1)}
+MODELS = {
+    "dsa": "glm-5.2",
+    "kpool": "glm-5.3-flash",
+    "c4a": "deepseek-v4-flash",
+    "c128a": "deepseek-v4-flash",
+    "swa": "deepseek-v4-flash",
+}
+"""kpool: dsa layers whose indexer scores pools."""
+BLOCK = {"dsa": 64, "kpool": 64, "c4a": 64, "c128a": 256, "swa": 64}
+PROMPTS = {"dsa": (70, 9, 1), "kpool": (183, 15, 16), "c4a": (70, 9, 1), "c128a": (260, 9, 1), "swa": (70, 9, 1)}
 INTERLEAVES = {"dsa": (1, 16, 64), "swa": (1, 16, 64), "c4a": (16, 64), "c128a": (128,)}
 SHARES = [(kind, interleave) for kind, interleaves in INTERLEAVES.items() for interleave in interleaves]
 WORLDS = [
@@ -52,7 +59,7 @@ class Case:
 
     @property
     def model(self):
-        model = run_model(load_model(MODELS[self.kind]), self.kind, 16)
+        model = run_model(load_model(MODELS[self.kind]), {"kpool": "dsa"}.get(self.kind, self.kind), 16)
         return replace(model, hidden_size=24, layers=tuple(self.small(layer) for layer in model.layers))
 
     def small(self, layer):
