@@ -190,6 +190,7 @@ def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings,
     check_launch(args.comm, launch, settings.topology)  # from here on there is torch
     from cpkit.run.execute import RunOptions
     from cpkit.run.inject import check_injection
+    from cpkit.run.room import rank_room
 
     kind = choose(args.comm, launch)
     inject = None if args.inject is None else Injection.parse(args.inject)
@@ -204,13 +205,13 @@ def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings,
         inject=inject,
         gather=args.gather,
     )
-    steps = _read_steps(args, settings)
+    steps = _read_steps(args, settings, rank_room(args.device, settings.topology.world_size if kind == "sim" else 1))
     if inject is not None:
         check_injection(inject, steps, settings)
     return settings, steps, _read_activations(args), options
 
 
-def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps":
+def _read_steps(args: argparse.Namespace, settings: "StepSettings", room: int) -> "RunSteps":
     from cpkit.batch import Batch
     from cpkit.run.steps import batch_steps, named_by_request, prompt_steps, trace_steps
     from cpkit.workload.traces import read_trace
@@ -231,11 +232,11 @@ def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps
     if args.batch is not None:
         batch = Batch.load(args.batch)
         check_model_len(batch, args.max_model_len)
-        steps = batch_steps(batch, settings, args.batch)
+        steps = batch_steps(batch, settings, args.batch, room=room)
         return steps if args.activations is None else named_by_request(steps)
     if args.prompt_lens is not None:
         num_decodes = 4 if args.decode_steps is None else args.decode_steps
-        return prompt_steps(args.prompt_lens, num_decodes, settings, args.seed, args.max_model_len)
+        return prompt_steps(args.prompt_lens, num_decodes, settings, args.seed, args.max_model_len, room=room)
     trace = read_trace(args.trace, seed=args.seed)
     most = 10 if args.steps is None else args.steps
     return trace_steps(
@@ -245,6 +246,7 @@ def _read_steps(args: argparse.Namespace, settings: "StepSettings") -> "RunSteps
         max_steps=most,
         seed=args.seed,
         max_model_len=args.max_model_len,
+        room=room,
     )
 
 

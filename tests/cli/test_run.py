@@ -85,6 +85,13 @@ def test_batch_beyond_the_length_asked_for_is_refused(capsys, tmp_path):
     assert main(["run", str(path), *SMALL, "--max-model-len", "9"]) == 0
 
 
+def test_blocks_beyond_this_machines_memory_are_refused(capsys, tmp_path):
+    path = tmp_path / "batch.json"
+    path.write_text('{"seq_lens": [100], "query_lens": [1], "block_tables": [[1, 2000000000]]}')
+    assert f"{path}: a pool of 2,000,000,001 KV blocks" in refusal(capsys, str(path))
+    assert "--prompt-lens: a pool of 1,562,500,002 KV blocks" in refusal(capsys, "--prompt-lens", "99999999999")
+
+
 def test_first_steps_of_a_trace(capsys):
     argv = ["--trace", str(TRACE), "--steps", "2", "--max-num-batched-tokens", "64", "--heads", "8"]
     code, data = run_json(capsys, *argv, "-tp", "2", "-dcp", "2")
