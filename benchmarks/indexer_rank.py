@@ -132,7 +132,9 @@ class RankStep:
 
     def insert(self) -> None:
         """Write the step's keys, of all PCP ranks."""
-        keys = gather_layer_keys(self.comm, self.places, LayerKeys(None, self.new_keys, None)).index_key
+        keys = gather_layer_keys(
+            self.comm, self.places, LayerKeys(latent=None, index_key=self.new_keys, window=None)
+        ).index_key
         assert keys is not None
         self.caches.insert_index(keys, self.slots)
 

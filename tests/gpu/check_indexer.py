@@ -5,20 +5,22 @@ python tests/gpu/check_indexer.py [--small] [--rows N]     needs CUDA; exits 0, 
 
 Scores are sums of small integers, which every order of adding gives exactly. Inputs lie in memory full of NaN, outputs
 in memory whose values are looked at afterwards; what a row may not read would be its best key. --rows: most rows of a
-case. --small: few rows and keys, for compute-sanitizer. On Hopper each kernel of its own is compared, and the portable
-one too.
+case. --small: few rows and keys, for compute-sanitizer. On chips that have kernels of their own these are compared, and
+the portable ones too.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-import triton
 
 from cpkit.kernels import mqa_logits as prefill
 from cpkit.kernels import paged_mqa_logits as decode
@@ -87,15 +89,19 @@ def same(where: object, got: torch.Tensor, want: torch.Tensor) -> None:
         raise AssertionError(f"{where}: {len(differ)} differ, at {at} {got[at].item()}, not {want[at].item()}")
 
 
+def portable(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same by the kernels for chips that have none of their own."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        with ExitStack() as stack:
+            for module in (prefill, decode, selection):
+                stack.enter_context(mock.patch.object(module, "chip_of", return_value="other"))
+            return call(*args, **options)
+
+    return run
+
+
 # ---- logits of a prefill -------------------------------------------------------------------------------------------
-
-
-def portable_logits(*data: torch.Tensor, out: torch.Tensor) -> None:
-    q, k, _, weights, *_ = data
-    (M, H, _), N, sizes = q.shape, len(k), prefill.mqa_logits_sizes(q.shape[1])
-    strides = (q.stride(0), k.stride(0), weights.stride(0), out.stride(0))
-    grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
-    prefill._mqa_logits_kernel[grid](*data, out, M, N, *strides, H=H, **sizes, num_warps=8)
 
 
 def whole_operands(M: int, N: int, H: int) -> tuple[torch.Tensor, ...]:
@@ -125,7 +131,7 @@ def check_logits(most: int, small: bool) -> int:
         for H in (32, 64):
             data, bounds = whole_operands(M, N, H), ranges(M, N)
             want = torch.where(inside(*bounds, N), products(*data), KEPT)
-            for name, call in (("own", prefill.mqa_logits), ("portable", portable_logits)):
+            for name, call in (("own", prefill.mqa_logits), ("portable", portable(prefill.mqa_logits))):
                 out = Canvas(M, N, KEPT)
                 call(*data, *bounds, out=out.inner)
                 same(("logits", name, M, N, H), out.inner, want)
@@ -145,16 +151,6 @@ def check_logits(most: int, small: bool) -> int:
 
 
 # ---- logits of decodes ---------------------------------------------------------------------------------------------
-
-
-def portable_decode(q, cache, weights, seq_lens, tables, *, max_keys, schedule, out) -> None:  # type: ignore[no-untyped-def]
-    num_tokens, H = q.shape[1:3]
-    sizes = decode.paged_mqa_logits_sizes(H, num_tokens)
-    strides = (num_tokens, len(cache), max_keys, cache.stride(0), tables.stride(0), out.stride(0))
-    grid = (len(schedule) - 1, triton.cdiv(num_tokens, sizes["TOKENS"]))
-    decode._paged_mqa_logits_kernel[grid](
-        q, cache, weights, seq_lens, tables, schedule, out, *strides, H=H, **sizes, num_warps=4
-    )
 
 
 def check_decode_logits(most: int, small: bool) -> int:
@@ -183,10 +179,9 @@ def check_decode_logits(most: int, small: bool) -> int:
             q, keys.float(), scales, weights.view(rows, tokens, H), strict=True)])  # fmt: skip
         want = torch.where(torch.arange(width * PAGE, device=DEVICE) < ends.view(-1, 1), want, KEPT)[:, :longest]
         args = (q, cache, surrounded(weights), ends, wide[:, :width])
-        schedule = decode._own_schedule(ends, longest)
-        for name, call in (("own", decode.paged_mqa_logits), ("portable", portable_decode)):
+        for name, call in (("own", decode.paged_mqa_logits), ("portable", portable(decode.paged_mqa_logits))):
             out = Canvas(rows * tokens, longest, KEPT)
-            call(*args, max_keys=longest, schedule=schedule, out=out.inner)
+            call(*args, max_keys=longest, out=out.inner)
             same(("decode logits", name, rows, tokens, H, longest), out.inner, want)
             out.check(("decode logits", name))
             done += rows * tokens
@@ -194,11 +189,6 @@ def check_decode_logits(most: int, small: bool) -> int:
 
 
 # ---- top-k -----------------------------------------------------------------------------------------------------------
-
-
-def portable_topk(logits: torch.Tensor, start: torch.Tensor, end: torch.Tensor, k: int, *, out: torch.Tensor) -> None:
-    strides, sizes = (logits.stride(0), out.stride(0)), {"BLOCK": selection.BLOCK, "num_warps": selection.NUM_WARPS}
-    selection._topk_kernel[(len(logits),)](logits, start, end, out, logits.shape[1], *strides, K=k, **sizes)
 
 
 def hostile_logits(rows: int, num_keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -221,7 +211,7 @@ def check_topk(most: int, small: bool) -> int:
         logits, start, end = hostile_logits(min(M, most), N)
         for k in selection.TOPK:
             want = selection.topk(logits, start, end, k, backend="torch").sort(dim=1).values
-            for name, call in (("own", selection.topk), ("portable", portable_topk)):
+            for name, call in (("own", selection.topk), ("portable", portable(selection.topk))):
                 out = Canvas(len(logits), k, UNSET, torch.int32)
                 call(logits, start, end, k, out=out.inner)
                 same(("topk", name, M, N, k), out.inner.sort(dim=1).values, want)
