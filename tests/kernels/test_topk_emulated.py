@@ -70,6 +70,29 @@ def test_hostile_rows(cuda, name, num_keys):
     select(cuda, [HOSTILE[name, num_keys]], [1], [num_keys], 2048, seed=num_keys)
 
 
+def sampled_places(num_keys, seeds):
+    """Where topk.cu looks in a row that begins at a multiple of 32 bytes: 8 neighbours of each of 1,024 strata."""
+    strata = np.arange(1024, dtype=np.uint64)
+    sampled = np.zeros(num_keys, bool)
+    for seed in seeds:
+        hashed = ((strata + seed * 1024 + 1) * 0x9E3779B1 % 2**32 * (num_keys // 1024)) >> 32
+        sector = np.maximum((strata * num_keys // 1024 + hashed).astype(int) & ~7, 8)
+        sampled[sector[:, None] + np.arange(8)] = True
+    return sampled
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("seeds", [[0], [0, 1]], ids=["once", "twice"])
+@pytest.mark.parametrize("best_are", ["sampled", "not-sampled"])
+def test_rows_made_to_mislead_the_samples(cuda, best_are, seeds, splits):
+    """Too few keys pass the bound, or more than fit: the row is read again with other samples, then by bisection."""
+    num_keys = 40_000 if best_are == "not-sampled" else 20_000
+    sampled = sampled_places(num_keys, seeds)
+    favoured = sampled if best_are == "sampled" else ~sampled
+    row = np.random.default_rng(0).random(num_keys) + favoured
+    select(cuda, [row], [0], [num_keys], 2048, splits=splits)
+
+
 @pytest.mark.parametrize("splits", [2, 3])
 @pytest.mark.parametrize("name", ["all-equal", "ties-at-the-last-place", "minus-inf-tail", "half-nan", "falling"])
 def test_blocks_that_share_rows(cuda, name, splits):
