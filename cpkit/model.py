@@ -13,7 +13,6 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +115,8 @@ def load_model(name_or_path: str | Path) -> Model:
 
 def load_config(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
     """The config, or fact file, of a model, and the model's name; raises ConfigError or InputError."""
+    from importlib import resources  # slow to import, and `cpkit --help` loads no model
+
     name = str(name_or_path)
     if name in MODELS:
         text = (resources.files("cpkit") / "data" / "models" / f"{name}.json").read_text(encoding="utf-8")

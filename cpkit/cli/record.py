@@ -4,7 +4,6 @@ import argparse
 import os
 import shutil
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         **os.environ,
         "PYTHONPATH": f"{hook}{os.pathsep}{behind}" if behind else hook,
         FOLDER_VARIABLE: str(folder),
-        RUN_VARIABLE: uuid.uuid4().hex[:8],
+        RUN_VARIABLE: os.urandom(4).hex(),
     }
     print(f"cpkit record: logs go to {args.out}; compare them by: cpkit check {args.out}", file=sys.stderr, flush=True)
     os.execve(program, args.program, env)

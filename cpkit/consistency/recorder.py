@@ -17,7 +17,6 @@ import os
 import socket
 import sys
 import threading
-import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -173,7 +172,7 @@ class Recorder:
         joined = self._dist.is_initialized()
         rank = self._dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
         world = self._dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
-        name = f"rank{rank:05}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}.jsonl"
+        name = f"rank{rank:05}-{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}.jsonl"
         self._log = LogFile(self.folder / name)
         self._write(
             {
