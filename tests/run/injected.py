@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from cpkit.activations.generate import Generated
-from cpkit.comm.base import Comm
 from cpkit.comm.connect import make_comm
 from cpkit.comm.launcher import detect
 from cpkit.comm.simulated import run_ranks
+from cpkit.comm.transport import Transport
 from cpkit.oracle import Oracle
 from cpkit.run import execute
 from cpkit.run.inject import Injector
@@ -116,7 +116,7 @@ def join(launch, device):
     from cpkit.comm.mpi import MpiComm
 
     wait, kept = MpiComm._wait, []  # what unfinished requests still write to is kept
-    MpiComm._abandon = Comm._abandon
+    MpiComm._abandon = Transport._abandon
     MpiComm._wait = lambda self, request: (kept.append(request), wait(self, request))
     return MPI.COMM_WORLD.Barrier
 
