@@ -25,7 +25,12 @@ MOST_AT_ONCE = 16384
 """Candidates of a token that one program holds in registers; more lists are reduced in groups first."""
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_keys", "topk_stride", "logits_stride", "dcp_rank", "first_key"])
+@triton.jit(
+    do_not_specialize=[
+        "topk_indices", "logits", "key_start", "out", "num_tokens", "num_keys", "topk_stride", "logits_stride",
+        "dcp_rank", "first_key",
+    ]
+)  # fmt: skip
 def _packed_candidates_kernel(
     topk_indices, logits, key_start, out,
     num_tokens: tl.int64, num_keys: tl.int64, topk_stride: tl.int64, logits_stride: tl.int64, dcp_rank: tl.int64,
@@ -125,7 +130,7 @@ def _positions_of(words, held):
     return (tl.load(words + 2, mask=held, other=-1).to(tl.int64) << 32) | lower
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_lists"])
+@triton.jit(do_not_specialize=["gathered", "scores", "positions", "packed", "num_tokens", "num_lists"])
 def _best_of_packed_kernel(
     gathered, scores, positions, packed, num_tokens: tl.int64, num_lists: tl.int64,
     LISTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
@@ -217,12 +222,12 @@ def _lists_of(gathered: torch.Tensor, num_lists: int, k: int) -> torch.Tensor:
 def _best_packed(lists: torch.Tensor, k: int) -> torch.Tensor:
     """[groups, num_tokens, k, 3] int32, the best of each group of lists [num_lists, num_tokens, n, 3]."""
     num_lists, num_tokens, n, _ = lists.shape
-    sizes, warps = best_sizes(max(2, MOST_AT_ONCE // n), n)
+    sizes, warps = best_sizes(lists_at_once(n), n)
     groups = triton.cdiv(num_lists, sizes["LISTS"])
     out = torch.empty(groups, num_tokens, k, WORDS.value, dtype=torch.int32, device=lists.device)
     if num_tokens:
         _best_of_packed_kernel[(num_tokens, groups)](
-            lists, out, out, out, num_tokens, num_lists, K=k, **sizes, PACKED=True, num_warps=warps
+            lists, out, out, out, num_tokens, num_lists, K=k, **sizes, PACKED=1, num_warps=warps
         )
     return out
 
@@ -235,9 +240,14 @@ def _best_plain(lists: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     sizes, warps = best_sizes(num_lists, n)
     if num_tokens:
         _best_of_packed_kernel[(num_tokens, 1)](
-            lists, scores, positions, scores, num_tokens, num_lists, K=k, **sizes, PACKED=False, num_warps=warps
+            lists, scores, positions, scores, num_tokens, num_lists, K=k, **sizes, PACKED=0, num_warps=warps
         )
     return scores, positions
+
+
+def lists_at_once(n: int) -> int:
+    """Lists of n candidates that one program reduces to one.  2,048 -> 8"""
+    return max(2, MOST_AT_ONCE // n)
 
 
 def best_sizes(num_lists: int, n: int) -> tuple[dict[str, int], int]:

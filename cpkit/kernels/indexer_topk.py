@@ -25,6 +25,7 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.chip import chip_of
 from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference
@@ -73,12 +74,12 @@ def indexer_topk(
         if num_kept not in TOPK:
             raise ConfigError(f"num_kept={num_kept}: backend='triton' keeps {TOPK} keys; backend='torch' any number")
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
-    operands.check()
+    operands.check(aligned=backend == "triton")
     M, N = q.shape[0], k.shape[0]
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
     check_tensor("out", out, torch.int32, (M, num_kept), q.device)
-    hopper = backend == "triton" and q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
+    hopper = backend == "triton" and chip_of(q.device) == "hopper"
     if hopper and workspace_bytes < 4 * M * N and 8 * list_sizes(N)[1] < 4 * N:
         close_open_rows(operands, out, launch_listed(operands, out, workspace_bytes), workspace_bytes)
     else:

@@ -27,8 +27,9 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
+from cpkit.kernels.chip import chip_of
 from cpkit.kernels.mqa_logits_torch import tiled_logits
-from cpkit.kernels.mqa_operands import Operands
+from cpkit.kernels.mqa_operands import LINE, Operands
 
 HEAD_DIM = 128
 NUM_HEADS = (32, 64)
@@ -56,12 +57,23 @@ def mqa_logits_reference(
     return out
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "k_scale", "key_start", "key_end", "out", "M", "N", "q_lines", "k_lines", "w_lines", "out_stride"
+    ]
+)  # fmt: skip
 def _mqa_logits_kernel(
-    q, k, k_scale, weights, key_start, key_end, out, M, N, q_stride, k_stride, w_stride, out_stride,
+    q, k, k_scale, weights, key_start, key_end, out, M: tl.int32, N: tl.int32,
+    q_lines: tl.int64, k_lines: tl.int64, w_lines: tl.int64, out_stride: tl.int64,
     H: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS query rows against CHUNK keys; columns of the product are (row, head), so a key's heads lie in a quad."""
+    """ROWS query rows against CHUNK keys; columns of the product are (row, head), so a key's heads lie in a quad.
+
+    q_lines, k_lines, w_lines: from row to row, in lines of 16 bytes.
+    """
+    q_stride = q_lines * 16
+    k_stride = k_lines * 16
+    w_stride = w_lines * 4
     d = tl.arange(0, 128)
     cols = tl.arange(0, ROWS * H)
     row = tl.program_id(0).to(tl.int64) * ROWS + cols // H
@@ -108,7 +120,7 @@ def mqa_logits(
     if backend == "triton":
         check_sizes(q)
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
-    operands.check()
+    operands.check(aligned=backend == "triton")
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if outside not in ("unwritten", "-inf"):
         raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
@@ -122,14 +134,14 @@ def mqa_logits(
     if backend == "torch":
         tiled_logits(operands, out)
         return out
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0):
+    if chip_of(q.device) == "hopper":
         from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper  # Gluon exists for NVIDIA builds of Triton only
 
         mqa_logits_hopper(operands, out)
         return out
     sizes = mqa_logits_sizes(H)
     grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
-    strides = (q.stride(0), k.stride(0), weights.stride(0), out.stride(0))
+    strides = (q.stride(0) // LINE, k.stride(0) // LINE, weights.stride(0) * 4 // LINE, out.stride(0))
     _mqa_logits_kernel[grid](*operands.all(), out, M, N, *strides, H=H, **sizes, num_warps=8)
     return out
 

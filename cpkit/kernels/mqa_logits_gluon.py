@@ -23,7 +23,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from cpkit.errors import PlanError
 from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
 from cpkit.kernels.mqa_operands import Operands
 
@@ -228,23 +227,33 @@ def _score(q_desc, k_desc, tensors, work, sink, H: gl.constexpr, LIST: gl.conste
     )
 
 
-@gluon.jit
+@gluon.jit(
+    do_not_specialize=[
+        "k_scale", "key_start", "key_end", "out", "M", "N", "w_lines", "out_stride", "num_items",
+        "chunk_keys",
+    ]
+)  # fmt: skip
 def _mqa_logits_hopper_kernel(
-    q_desc, k_desc, k_scale, weights, key_start, key_end, out, M, N, w_stride, out_stride, num_items, chunk_keys,
-    H: gl.constexpr,
+    q_desc, k_desc, k_scale, weights, key_start, key_end, out, M: gl.int32, N: gl.int32, w_lines: gl.int64,
+    out_stride: gl.int64, num_items: gl.int32, chunk_keys: gl.int32, H: gl.constexpr,
 ):  # fmt: skip
     work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
-    _score(q_desc, k_desc, (k_scale, weights, w_stride), work, (out, out_stride), H, False)
+    _score(q_desc, k_desc, (k_scale, weights, w_lines * 4), work, (out, out_stride), H, False)
 
 
-@gluon.jit
+@gluon.jit(
+    do_not_specialize=[
+        "k_scale", "key_start", "key_end", "bound_score", "bound_key", "survivors", "counts", "M", "N",
+        "w_lines", "room", "num_items", "chunk_keys",
+    ]
+)  # fmt: skip
 def _mqa_survivors_hopper_kernel(
-    q_desc, k_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts, M, N, w_stride,
-    room, num_items, chunk_keys, H: gl.constexpr,
+    q_desc, k_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts, M: gl.int32,
+    N: gl.int32, w_lines: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32, H: gl.constexpr,
 ):  # fmt: skip
     work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
     sink = (bound_score, bound_key, survivors, counts, room)
-    _score(q_desc, k_desc, (k_scale, weights, w_stride), work, sink, H, True)
+    _score(q_desc, k_desc, (k_scale, weights, w_lines * 4), work, sink, H, True)
 
 
 def mqa_logits_hopper(operands: Operands, out: torch.Tensor) -> None:
@@ -277,11 +286,6 @@ def _launch_of(
     """Grid, descriptors of q and k, and the sizes behind the tensors: M .. chunk_keys."""
     q, k = operands.q, operands.k
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
-    if k.stride(0) % 16 or k.data_ptr() % 16:
-        raise PlanError(
-            f"k has rows {k.stride(0)} bytes apart at address {k.data_ptr():#x}: TMA wants rows to start at multiples "
-            "of 16 bytes; keep values and scales in buffers of their own"
-        )
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     q_desc = TensorDescriptor.from_tensor(q.reshape(M * H, D.value), [COLS.value, D.value], layout)
     k_desc = TensorDescriptor.from_tensor(k, [BLOCK_N.value, D.value], layout)
@@ -289,7 +293,7 @@ def _launch_of(
     num_blocks = triton.cdiv(M * H, GROUPS.value * COLS.value)
     chunk_keys = choose_chunk(M, N, num_blocks, sms)
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
-    sizes = (M, N, operands.weights.stride(0), result_stride, num_items, chunk_keys)
+    sizes = (M, N, operands.weights.stride(0) // 4, result_stride, num_items, chunk_keys)
     return (min(sms, num_items),), (q_desc, k_desc), sizes
 
 

@@ -26,8 +26,10 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import INT32_MAX, check_tensor
+from cpkit.kernels.chip import chip_of
 from cpkit.kernels.index_cache import gather_index_keys
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS
+from cpkit.kernels.mqa_operands import LINE
 from cpkit.kernels.table_slots import table_slots
 from cpkit.kernels.tile_schedule import tile_schedule
 
@@ -35,6 +37,8 @@ PAGE_KEYS = 64
 """Keys of a cache block, and of a tile of the schedule."""
 
 PAGE_BYTES = PAGE_KEYS * (HEAD_DIM + 4)
+PAGE_UNITS = (LINE, 4)
+"""Bytes of which distances between pages are multiples: 16 where a page's keys can be read 16 bytes at once."""
 COLUMNS = 256
 """(query token, head) columns that share a reading of a page; further query tokens read it again."""
 
@@ -64,13 +68,21 @@ def paged_mqa_logits_reference(
     return out
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "seq_lens", "block_tables", "schedule", "out", "num_tokens", "num_blocks", "max_keys", "page_stride",
+        "table_stride", "out_stride",
+    ]
+)  # fmt: skip
 def _paged_mqa_logits_kernel(
-    q, cache, weights, seq_lens, block_tables, schedule, out,
-    num_tokens, num_blocks, max_keys, page_bytes, table_stride, out_stride,
-    H: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
+    q, cache, weights, seq_lens, block_tables, schedule, out, num_tokens: tl.int32, num_blocks: tl.int32,
+    max_keys: tl.int32, page_stride: tl.int64, table_stride: tl.int64, out_stride: tl.int64,
+    H: tl.constexpr, TOKENS: tl.constexpr, PAGE_UNIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One worker: its pages from schedule[w] up to schedule[w + 1], for TOKENS query tokens of each row."""
+    """One worker: its pages from schedule[w] up to schedule[w + 1], for TOKENS query tokens of each row.
+
+    page_stride: from page to page, in units of PAGE_UNIT bytes.
+    """
     d = tl.arange(0, 128)
     cols = tl.arange(0, TOKENS * H)
     token = tl.program_id(1) * TOKENS + cols // H
@@ -94,7 +106,7 @@ def _paged_mqa_logits_kernel(
         for number in tl.range(page, stop, num_stages=STAGES):
             block = tl.load(block_tables + row * table_stride + number + offset * 0).to(tl.int64)
             held = (block >= 0) & (block < num_blocks)
-            start = cache + block * page_bytes
+            start = cache + block * (page_stride * PAGE_UNIT)
             k_tile = tl.load(
                 (start + offset * 128)[:, None] + d[None, :], mask=held[:, None], other=0
             ).to(tl.float8e4nv, bitcast=True)  # fmt: skip
@@ -134,19 +146,19 @@ def paged_mqa_logits(
         allowed = torch.arange(max_keys, device=q.device) < seq_lens.view(-1, 1)
         out[allowed] = found[allowed]
         return out
-    hopper = q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
     if schedule is None:
         schedule = _own_schedule(seq_lens, max_keys)
-    if hopper:
+    if chip_of(q.device) == "hopper":
         from cpkit.kernels.paged_mqa_logits_gluon import paged_mqa_logits_hopper  # for NVIDIA builds of Triton only
 
         paged_mqa_logits_hopper(q, cache, weights, seq_lens, block_tables, schedule, out)
         return out
     sizes = paged_mqa_logits_sizes(H, num_tokens)
-    strides = (num_tokens, cache.shape[0], max_keys, cache.stride(0), block_tables.stride(0), out.stride(0))
+    unit = next(unit for unit in PAGE_UNITS if cache.stride(0) % unit == 0)
+    strides = (num_tokens, cache.shape[0], max_keys, cache.stride(0) // unit, block_tables.stride(0), out.stride(0))
     grid = (schedule.shape[0] - 1, triton.cdiv(num_tokens, sizes["TOKENS"]))
     _paged_mqa_logits_kernel[grid](
-        q, cache, weights, seq_lens, block_tables, schedule, out, *strides, H=H, **sizes, num_warps=4
+        q, cache, weights, seq_lens, block_tables, schedule, out, *strides, H=H, PAGE_UNIT=unit, **sizes, num_warps=4
     )
     return out
 
@@ -185,11 +197,14 @@ def _check(
     check_tensor("seq_lens", seq_lens, torch.int32, (rows, num_tokens), device)
     if not (q.is_contiguous() and weights.is_contiguous() and seq_lens.is_contiguous()):
         raise PlanError("q, weights and seq_lens must be contiguous: rows side by side; call .contiguous()")
+    if q.data_ptr() % LINE or weights.data_ptr() % LINE:
+        raise PlanError(f"q or weights starts at no multiple of {LINE} bytes: kernels read that much; call .clone()")
     check_tensor("cache", cache, torch.uint8, (None, None), device)
-    if cache.shape[1] < PAGE_BYTES or cache.stride(0) % 4 or cache.data_ptr() % 4:
+    if cache.shape[1] < PAGE_BYTES or cache.stride(0) % 4 or cache.data_ptr() % LINE:
         raise PlanError(
-            f"pages of {cache.shape[1]} bytes, {cache.stride(0)} apart: the kernels read pages of {PAGE_KEYS} keys, "
-            f"{PAGE_BYTES} bytes and more, that start at multiples of 4"
+            f"pages of {cache.shape[1]} bytes, {cache.stride(0)} apart, the first at {cache.data_ptr():#x}: "
+            f"the kernels read pages of {PAGE_KEYS} keys, {PAGE_BYTES} bytes and more, that start at multiples of 4, "
+            f"the first at one of {LINE}"
         )
     if max_keys < 0 or max_keys > INT32_MAX - PAGE_KEYS or rows * num_tokens * H > INT32_MAX - COLUMNS:
         raise PlanError(f"max_keys={max_keys}, {rows} rows of {num_tokens} x {H}: keys and columns stay below 2^31")

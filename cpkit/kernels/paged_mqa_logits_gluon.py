@@ -157,10 +157,15 @@ def _score_partition(
         page = 0
 
 
-@gluon.jit
+@gluon.jit(
+    do_not_specialize=[
+        "seq_lens", "block_tables", "schedule", "out", "num_tokens", "max_keys", "page_lines",
+        "table_stride", "out_stride",
+    ]
+)  # fmt: skip
 def _paged_mqa_logits_hopper_kernel(
-    q_desc, k_desc, s_desc, weights, seq_lens, block_tables, schedule, out,
-    num_tokens, max_keys, page_lines, table_stride, out_stride,
+    q_desc, k_desc, s_desc, weights, seq_lens, block_tables, schedule, out, num_tokens: gl.int32,
+    max_keys: gl.int32, page_lines: gl.int32, table_stride: gl.int64, out_stride: gl.int64,
     H: gl.constexpr, TOKENS: gl.constexpr, SCORERS: gl.constexpr,
 ):  # fmt: skip
     COLS: gl.constexpr = min(TOKENS * H, 128)

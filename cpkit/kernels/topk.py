@@ -22,6 +22,7 @@ import triton.language as tl
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import INT32_MAX, check_positive, check_ranges, check_tensor
+from cpkit.kernels.chip import chip_of
 from cpkit.kernels.topk_cuda import topk_rows
 from cpkit.kernels.topk_torch import sorted_topk
 
@@ -76,9 +77,10 @@ def _kth_rank(row_logits, num_keys, K: tl.constexpr, BLOCK: tl.constexpr):
     return low, above
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["logits", "key_start", "key_end", "out", "N", "row_stride", "out_stride"])
 def _topk_kernel(
-    logits, key_start, key_end, out, N, row_stride, out_stride, K: tl.constexpr, BLOCK: tl.constexpr,
+    logits, key_start, key_end, out, N: tl.int32, row_stride: tl.int64, out_stride: tl.int64,
+    K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     start = tl.maximum(tl.load(key_start + row), 0)
@@ -140,7 +142,7 @@ def topk(
         return out
     if M == 0:
         return out
-    if logits.is_cuda and torch.version.hip is None:
+    if chip_of(logits.device) != "other":
         topk_rows(logits, key_start, key_end, out)
         return out
     strides = (logits.stride(0), out.stride(0))

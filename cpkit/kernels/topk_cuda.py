@@ -59,6 +59,12 @@ def launch(name: str, num_blocks: int, device: torch.device, *args: torch.Tensor
         kernel(grid=(num_blocks, 1, 1), block=(THREADS, 1, 1), args=list(args), shared_mem=SHARED_BYTES)
 
 
+def build(device: torch.device) -> None:
+    """Compile and load topk.cu for a device, as the first launch on it would."""
+    with torch.cuda.device(device):
+        _compiled(torch.cuda.current_device())
+
+
 @lru_cache
 def _compiled(device: int) -> dict[str, Any]:
     from torch.cuda._utils import _cuda_load_module, _nvrtc_compile  # not in builds of torch without CUDA

@@ -18,20 +18,36 @@ from cpkit.kernels.warmup import compile_keys, warm_up
 
 RECORD = """
 import json, sys, torch
+from types import SimpleNamespace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
+
+# Tensors are nowhere: which chip they are on is said by the world, and nothing is launched.
+import cpkit.kernels.chip, cpkit.kernels.topk_cuda
+cpkit.kernels.chip.chip_of = lambda device: chip[0]
+cpkit.kernels.topk_cuda.build = lambda device: built.append(device)
+cpkit.kernels.topk_cuda.launch = lambda *args: None
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+chip, built = ["other"], []
+
+from cpkit.kernels.candidates import KeyOrder, token_order
 from cpkit.kernels.compressed_slots import StateBlocks, compressed_slots
 from cpkit.kernels.compressed_slots import packed_compressed_slots, unpack_compressed_slots
 from cpkit.kernels.dcp_local_lens import dcp_local_lens
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
+from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.gather_keys import gather_keys, packed_bytes, pull_keys, split_planes
 from cpkit.kernels.gather_lens import gather_lens
 from cpkit.kernels.index_cache import gather_index_keys, quantize_index_keys
+from cpkit.kernels.indexer_topk import launch_listed
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
 from cpkit.kernels.meet import meet
+from cpkit.kernels.mqa_logits import mqa_logits
+from cpkit.kernels.mqa_operands import Operands
+from cpkit.kernels.paged_mqa_logits import paged_mqa_logits
 from cpkit.kernels.paged_rows import read_rows, write_rows
 from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, compact_slots, gathered_slots, shard_slots
 from cpkit.kernels.registry.deployment import Deployment
@@ -40,6 +56,7 @@ from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indic
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.kernels.tile_schedule import tile_schedule
+from cpkit.kernels.topk import topk
 from cpkit.kernels.token_to_req import BatchRows, token_to_req
 from cpkit.kernels.warmup import warm_up
 from cpkit.topology import Shard
@@ -71,6 +88,9 @@ def steps(d, rank, states):
                 slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset)
                 rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset)
         caches_and_gathers(d, dcp_rank, min(num_tokens, 2**26))
+        if d.index_heads:
+            for num_keys, offset in ((1, 0), (17, 1), (2**20, 0), (2**20, 1)):
+                scores(d, dcp_rank, min(num_tokens, 2**24), num_keys, offset)
 
 def caches_and_gathers(d, dcp_rank, num_keys):
     b, dtypes = {"backend": "triton"}, {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -95,6 +115,41 @@ def caches_and_gathers(d, dcp_rank, num_keys):
             table_keys(cache, table, d.index_dim, **b)
             if d.pcp_size > 1 and d.dcp_size > 1:
                 gathers(d, dcp_rank, cache, table)
+
+def scores(d, dcp_rank, num_tokens, num_keys, offset):
+    fp8, b, heads, k = torch.float8_e4m3fn, {"backend": "triton"}, d.index_heads, d.index_topk
+    q, weights = tensor(num_tokens, heads, 128, dtype=fp8), tensor(num_tokens, heads + 4 * offset, dtype=torch.float32)
+    keys, scales = tensor(num_keys, 128, dtype=fp8), tensor(num_keys + 1, dtype=torch.float32)[offset:][:num_keys]
+    ends = tensor(num_tokens + 1)[offset:][:num_tokens]
+    operands, logits = (q, keys, scales, weights[:, :heads], ends, ends), tensor(num_tokens, num_keys + offset)
+    logits = logits.to(torch.float32)[:, offset:]
+    mqa_logits(*operands, out=logits, **b)
+    if chip == ["hopper"]:
+        launch_listed(Operands(*operands), tensor(num_tokens, k), 2**60)
+    kept = topk(logits, ends, ends, k, **b)
+    for ratio in {1, *(ratio for ratio, _ in d.states)}:
+        order = KeyOrder(d.dcp_size, dcp_rank, max(d.interleave // ratio, 1), offset)
+        packed_candidates(kept, logits, ends, order, **b)
+    if d.pcp_size > 1 and d.dcp_size > 1:
+        packed_candidates(kept, logits, ends, token_order(offset), **b)
+    join_packed(tensor(2 * num_tokens, k, 12, dtype=torch.uint8), 2, k, **b)
+    if d.dcp_size > 1:
+        best_of_packed(tensor(d.dcp_size * num_tokens, k, 12, dtype=torch.uint8), d.dcp_size, k, **b)
+    for query_tokens in range(1, d.query_tokens + 1):
+        rows, width = min(num_tokens, 1000), (num_keys + 63) // 64
+        some = rows * query_tokens
+        for apart in (0, 128) if chip == ["hopper"] else (0, 4, 8):  # bytes between pages
+            paged_mqa_logits(
+                tensor(rows, query_tokens, heads, 128, dtype=fp8),
+                tensor(num_keys, 8448 + apart, dtype=torch.uint8),
+                tensor(some, heads, dtype=torch.float32),
+                tensor(rows, query_tokens),
+                tensor(rows, width + offset)[:, offset:],
+                max_keys=num_keys,
+                schedule=tensor(133, 2),
+                out=tensor(some, num_keys + offset, dtype=torch.float32)[:, offset:],
+                **b,
+            )
 
 def gathers(d, dcp_rank, cache, table):
     peers, place = long(d.dcp_size), {"interleave": d.interleave}
@@ -180,21 +235,25 @@ def rows_over_tokens(d, dcp_rank, states, num_tokens, num_rows, offset):
                 start = tensor(num_rows, dtype=dtype)
                 gathered_slots(positions, start, shard, rank_stride=16 + offset, out=out, backend="triton")
 
-def compare(states, **sizes):
+def compare(states, on="other", **sizes):
+    chip[:] = [on]
     states = tuple(map(tuple, states))
     sizes = {**sizes, "key_rows": tuple(map(tuple, sizes.get("key_rows", [])))}
     d = Deployment(**sizes, states=states)
     keys.clear()
+    built.clear()
     warm_up(d, torch.device("meta"))
-    warm, missed = set(keys), set()
-    for rank in range(max(d.pcp_size, d.dcp_size)):
+    warm, missed, num_built = set(keys), set(), len(built)
+    ranks = range(max(d.pcp_size, d.dcp_size))
+    for rank in ranks if len(ranks) < 5 else (0, ranks[-1]):
         keys.clear()
         steps(d, rank, states)
         missed |= keys - warm
     never = warm - keys
     keys.clear()
     steps(d, 0, ((16, 4),))
-    return {"missed": sorted(missed), "never_launched": sorted(never), "found_when_unlisted": bool(keys - warm)}
+    found = {"missed": sorted(missed), "never_launched": sorted(never), "found_when_unlisted": bool(keys - warm)}
+    return {**found, "built": num_built}
 
 print(json.dumps({name: compare(**sizes) for name, sizes in json.loads(sys.argv[1]).items()}))
 """
@@ -218,8 +277,31 @@ WORLDS = {
         "index_dim": 128,
         "index_dtypes": ["bf16", "fp16", "fp32"],
         "pow2_scales": True,
+        "index_heads": 32,
+        "index_topk": 512,
+        "query_tokens": 9,
     },
-    "both": {"block_size": 64, "pcp_size": 2, "dcp_size": 4, "interleave": 16, "states": [[4, 64]], "index_dim": 128},
+    "both": {
+        "block_size": 64,
+        "pcp_size": 2,
+        "dcp_size": 4,
+        "interleave": 16,
+        "states": [[4, 64]],
+        "index_dim": 128,
+        "index_heads": 64,
+        "query_tokens": 3,
+        "on": "hopper",
+    },
+    "many-lists": {
+        "block_size": 64,
+        "dcp_size": 9,
+        "interleave": 64,
+        "states": [],
+        "index_dim": 128,
+        "index_heads": 32,
+        "query_tokens": 3,
+        "on": "hopper",
+    },
     "both-symmetric": {
         "block_size": 64,
         "pcp_size": 2,
@@ -228,7 +310,10 @@ WORLDS = {
         "states": [[4, 64]],
         "key_rows": [[656, 0], [576, 8]],
         "index_dim": 128,
+        "index_heads": 64,
+        "index_topk": 1024,
         "symmetric": True,
+        "on": "nvidia",
     },
 }
 
@@ -247,6 +332,7 @@ def test_b33_every_rank_launches_what_was_compiled(found, world):
     assert not found[world]["missed"]
     assert not found[world]["never_launched"]
     assert found[world]["found_when_unlisted"]  # a cache that the deployment does not name would have been noticed
+    assert found[world]["built"] == ("on" in WORLDS[world])  # topk.cu, on NVIDIA
 
 
 def test_keys_are_distinct():

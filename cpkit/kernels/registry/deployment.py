@@ -16,7 +16,9 @@ class Deployment:
     swa_block_size: tokens of a block of the window cache, 0: none. draft_blocks: drafts that see each other.
     key_rows: (main bytes, side bytes) of the rows of each latent or window cache (latent_cache.py). index_dim: values
     of an indexer key, 0: no indexer; index_dtypes: what its keys and queries come as, bf16, fp16 or fp32; pow2_scales:
-    theirs are rounded up to powers of two. symmetric: key gathers read the peers' memory (comm/symmetric.py).
+    theirs are rounded up to powers of two. index_heads: heads whose scores its kernels sum, 0: it is scored elsewhere;
+    index_topk: keys that a token keeps; query_tokens: most query tokens of a decode row whose pages are read once.
+    symmetric: key gathers read the peers' memory (comm/symmetric.py).
     """
 
     block_size: int
@@ -31,6 +33,9 @@ class Deployment:
     index_dim: int = 0
     index_dtypes: tuple[str, ...] = ("bf16",)
     pow2_scales: bool = False
+    index_heads: int = 0
+    index_topk: int = 2048
+    query_tokens: int = 1
     symmetric: bool = False
 
     def ratios(self) -> list[int]:

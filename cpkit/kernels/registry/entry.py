@@ -36,6 +36,16 @@ class KernelEntry:
     spill_bytes: int = 0  # most bytes per thread that may spill
 
 
+def descriptor(dtype: str, box: tuple[int, int], *, swizzle: int = 128) -> str:
+    """The type of a TMA descriptor as Triton spells it, of boxes of values of 8 or 32 bits."""
+    bits = 8 if dtype == "fp8e4nv" else 32
+    layout = (
+        f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=2, transposed=False, "
+        "fp4_padded=False, cga_layout=[])"
+    )
+    return f"tensordesc<{dtype}[{box[0]},{box[1]}],{layout}>"
+
+
 def compile_kernel(entry: KernelEntry, target: str) -> Any:
     """The kernel compiled for a name in TARGETS; pointers and strides as torch allocates them, 16-byte aligned."""
     source = GluonASTSource if entry.kernel.is_gluon() else ASTSource

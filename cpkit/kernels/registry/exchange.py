@@ -3,7 +3,11 @@
 How the best are found depends on how many candidates a thread holds: 8 or 32 here, and 16 where key spans are joined.
 """
 
+import triton
+
 from cpkit.kernels import exchange_candidates as exchange
+from cpkit.kernels.candidates import token_order
+from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.registry.entry import KernelEntry
 from cpkit.kernels.topk import TOPK
 
@@ -13,12 +17,34 @@ BEST_SIZES = ((2, 512), (8, 2048))
 
 def exchange_entries() -> list[KernelEntry]:
     """One entry for each kernel and each kind of constants that the wrappers launch."""
-    counts = dict.fromkeys(("num_tokens", "num_keys", "topk_stride", "logits_stride", "dcp_rank", "first_key"), "i64")
-    rows = {"topk_indices": "*i32", "logits": "*fp32", "key_start": "*i32", "out": "*i32", **counts}
-    kernel, sizes = exchange._packed_candidates_kernel, {"DCP_SIZE": 8, "INTERLEAVE": 1, "BLOCK": exchange.BLOCK}
-    entries = [KernelEntry(f"packed_candidates-k{k}", kernel, rows, {"K": k, **sizes}, {"num_warps": 4}) for k in TOPK]
+    entries = [_packing(k, 8, 1) for k in TOPK]
     entries.append(_best_entry("join_packed-k2048", 2, 2048, packed=1))
     return entries + [_best_entry(f"best_of_packed-k{k}-dcp{ranks}", ranks, k, packed=0) for ranks, k in BEST_SIZES]
+
+
+def exchange_keys(deployment: Deployment) -> list[KernelEntry]:
+    """Every kernel that any rank of a deployment launches in any step."""
+    k, dcp_size, gathered = deployment.index_topk, deployment.dcp_size, token_order(0)
+    orders = {(dcp_size, max(deployment.interleave // ratio, 1)) for ratio in deployment.ratios()}
+    if deployment.pcp_size > 1 and dcp_size > 1:
+        orders.add((gathered.dcp_size, gathered.interleave))
+    entries = [_packing(k, *order) for order in sorted(orders)]
+    at_once = exchange.lists_at_once(k)
+    entries.append(_best_entry(f"join_packed-k{k}", at_once, k, packed=1))
+    if dcp_size > 1:
+        lists = dcp_size
+        while lists * k > exchange.MOST_AT_ONCE:
+            lists = triton.cdiv(lists, at_once)
+        entries.append(_best_entry(f"best_of_packed-k{k}-lists{lists}", lists, k, packed=0))
+    return entries
+
+
+def _packing(k: int, dcp_size: int, interleave: int) -> KernelEntry:
+    counts = dict.fromkeys(("num_tokens", "num_keys", "topk_stride", "logits_stride", "dcp_rank", "first_key"), "i64")
+    types = {"topk_indices": "*i32", "logits": "*fp32", "key_start": "*i32", "out": "*i32", **counts}
+    constants = {"K": k, "DCP_SIZE": dcp_size, "INTERLEAVE": interleave, "BLOCK": exchange.BLOCK}
+    name = f"packed_candidates-k{k}-dcp{dcp_size}-interleave{interleave}"
+    return KernelEntry(name, exchange._packed_candidates_kernel, types, constants, {"num_warps": 4})
 
 
 def _best_entry(name: str, num_lists: int, k: int, *, packed: int) -> KernelEntry:

@@ -1,46 +1,63 @@
-"""Indexer kernels: logits for 32 and 64 heads, portable and Hopper, and top-k for every k."""
+"""Indexer kernels: logits for 32 and 64 heads, portable and Hopper, and top-k for every k.
+
+A chip launches some of them: Hopper the logits of its own, other GPUs the portable ones; top-k is compiled by Triton
+where topk.cu, which is no kernel of this list, does not run.
+"""
 
 from cpkit.kernels import mqa_logits, topk
 from cpkit.kernels import mqa_logits_gluon as hopper
-from cpkit.kernels.registry.entry import KernelEntry
-
-_TILE = (
-    "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2, transposed=False, fp4_padded=False, "
-    "cga_layout=[])"
-)
+from cpkit.kernels.chip import Chip
+from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.registry.entry import KernelEntry, descriptor
+from cpkit.kernels.registry.exchange import exchange_keys
+from cpkit.kernels.registry.paged_logits import paged_logits_keys
 
 
 def indexer_kernels() -> list[KernelEntry]:
     """One entry for each kernel and each set of constants that the wrappers launch."""
-    return [*_logits_entries(), *_topk_entries()]
+    entries = [entry for H in mqa_logits.NUM_HEADS for entry in (_portable_logits(H), *_hopper_logits(H))]
+    return [*entries, *map(_topk, topk.TOPK)]
 
 
-def _logits_entries() -> list[KernelEntry]:
-    common = {"k_scale": "*fp32", "weights": "*fp32", "key_start": "*i32", "key_end": "*i32", "out": "*fp32"}
-    common |= {"M": "i32", "N": "i32", "w_stride": "i64", "out_stride": "i64"}
-    portable = {"q": "*fp8e4nv", "k": "*fp8e4nv", "q_stride": "i64", "k_stride": "i64", **common}
-    tma = {"q_desc": f"tensordesc<fp8e4nv[128,128],{_TILE}>", "k_desc": f"tensordesc<fp8e4nv[64,128],{_TILE}>"}
-    tma |= {**common, "num_items": "i32", "chunk_keys": "i32"}
-    tma |= {"bound_score": "*fp32", "bound_key": "*i32", "survivors": "*i64", "counts": "*i32", "room": "i32"}
-    entries = []
-    for H in mqa_logits.NUM_HEADS:
-        sizes = {"H": H, **mqa_logits.mqa_logits_sizes(H)}
-        kernel = mqa_logits._mqa_logits_kernel
-        entries.append(KernelEntry(f"mqa_logits-H{H}", kernel, portable, sizes, {"num_warps": 8}))
-        kernel, options = hopper._mqa_logits_hopper_kernel, {"num_warps": 4, "maxnreg": 168}
-        # wgmma is an instruction of sm_90 alone
-        entries.append(KernelEntry(f"mqa_logits_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",)))
-        kernel = hopper._mqa_survivors_hopper_kernel
-        # outside the loop over keys, and under triton 3.6 alone
-        entries.append(
-            KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, tma, {"H": H}, options, ("sm_90",), spill_bytes=96)
-        )
-    return entries
+def indexer_keys(deployment: Deployment, chip: Chip) -> list[KernelEntry]:
+    """Every kernel that the indexer of a deployment launches on a chip in any step, the exchange over DCP included."""
+    H = deployment.index_heads
+    if not H:
+        return []
+    entries = _hopper_logits(H) if chip == "hopper" else [_portable_logits(H)]
+    if chip == "other":
+        entries.append(_topk(deployment.index_topk))
+    return [*entries, *paged_logits_keys(deployment, chip), *exchange_keys(deployment)]
 
 
-def _topk_entries() -> list[KernelEntry]:
+def _portable_logits(H: int) -> KernelEntry:
+    types = {"q": "*fp8e4nv", "k": "*fp8e4nv", "out": "*fp32", **_common()}
+    types |= {"q_lines": "i64", "k_lines": "i64", "out_stride": "i64"}
+    sizes = {"H": H, **mqa_logits.mqa_logits_sizes(H)}
+    return KernelEntry(f"mqa_logits-H{H}", mqa_logits._mqa_logits_kernel, types, sizes, {"num_warps": 8})
+
+
+def _hopper_logits(H: int) -> list[KernelEntry]:
+    """Logits, and the same kernel where it lists those that pass a bound. wgmma is an instruction of sm_90 alone."""
+    tiles = {"q_desc": descriptor("fp8e4nv", (128, 128)), "k_desc": descriptor("fp8e4nv", (64, 128)), **_common()}
+    tiles |= {"num_items": "i32", "chunk_keys": "i32"}
+    lists = {"bound_score": "*fp32", "bound_key": "*i32", "survivors": "*i64", "counts": "*i32", "room": "i32"}
+    options, targets = {"num_warps": 4, "maxnreg": 168}, ("sm_90",)
+    kernel, types = hopper._mqa_logits_hopper_kernel, {**tiles, "out": "*fp32", "out_stride": "i64"}
+    logits = KernelEntry(f"mqa_logits_hopper-H{H}", kernel, types, {"H": H}, options, targets)
+    kernel, types = hopper._mqa_survivors_hopper_kernel, {**tiles, **lists}
+    # spills lie outside the loop over keys, and under triton 3.6 alone
+    survivors = KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, types, {"H": H}, options, targets, spill_bytes=96)
+    return [logits, survivors]
+
+
+def _common() -> dict[str, str]:
+    types = {"k_scale": "*fp32", "weights": "*fp32", "key_start": "*i32", "key_end": "*i32"}
+    return types | {"M": "i32", "N": "i32", "w_lines": "i64"}
+
+
+def _topk(k: int) -> KernelEntry:
     types = {"logits": "*fp32", "key_start": "*i32", "key_end": "*i32", "out": "*i32", "N": "i32"}
     types |= {"row_stride": "i64", "out_stride": "i64"}
-    options = {"num_warps": topk.NUM_WARPS}
-    kernel, sizes = topk._topk_kernel, {"BLOCK": topk.BLOCK}
-    return [KernelEntry(f"topk-k{k}", kernel, types, {"K": k, **sizes}, options, spill_bytes=128) for k in topk.TOPK]
+    sizes, options = {"K": k, "BLOCK": topk.BLOCK}, {"num_warps": topk.NUM_WARPS}
+    return KernelEntry(f"topk-k{k}", topk._topk_kernel, types, sizes, options, spill_bytes=128)
