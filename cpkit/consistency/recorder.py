@@ -255,13 +255,14 @@ def _tensors(args: tuple[Any, ...], named: dict[str, Any], method: Method) -> Se
 
 def _extra(args: tuple[Any, ...], named: dict[str, Any], method: Method) -> tuple[str, int] | None:
     """The root of a rooted call, the peer of a point-to-point call, or that an all-to-all has splits of its own."""
+    if method.rooted:
+        root = getattr(args[-1] if args else named.get("opts"), "rootRank", None)
+        return None if root is None else ("root", root)
     if 0 <= method.peer < len(args):
         return "peer", args[method.peer]
     if method.splits and any(args[2:4]):
         return "uneven", 1
-    options = (args[-1] if args else named.get("opts")) if method.rooted else None
-    root = getattr(options, "rootRank", None)
-    return None if root is None else ("root", root)
+    return None
 
 
 def _tail(op: str, tensors: Sequence[Any], extra: tuple[str, int] | None, site: str) -> bytes:
