@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,16 +51,19 @@ def check_folder(path: str) -> None:
 def check_writable(path: str) -> None:
     """Refuse an output file that could not be written, before the work; raises InputError, or OSError with the cause.
 
-    What is there stays as it is. Pipes and devices are left alone: opening one may wait for its reader.
+    What is there stays as it is, and so does what another process puts there meanwhile: a new name is asked for with a
+    nameless file beside it. Pipes and devices are left alone: opening one may wait for its reader.
     """
     check_folder(path)
     file = Path(path)
     if file.is_file():
         file.open("ab").close()
     elif not file.exists():
-        new = file.resolve()  # of a link to nothing yet, what it will lead to
-        new.open("ab").close()
-        new.unlink()
+        folder = file.resolve().parent  # of a link to nothing yet, where it will lead to
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
 
 
 def check_outputs(source: str, **paths: str | None) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,20 @@ def test_asking_changes_nothing(tmp_path):
     assert done.returncode == 0, "stdout by its name, where it is a pipe without one"
     assert there.read_text() == "kept" and there.stat().st_mtime == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "there"] and link.is_symlink()
+
+
+def test_asking_leaves_alone_what_another_process_begins_meanwhile(tmp_path, monkeypatch):
+    path, looked = tmp_path / "results", Path.exists
+
+    def exists(place):
+        answer = looked(place)
+        if place == path:
+            place.write_text("theirs")
+        return answer
+
+    monkeypatch.setattr(Path, "exists", exists)
+    check_writable(str(path))
+    assert path.read_text() == "theirs"
 
 
 @pytest.mark.parametrize("flag", ["--html", "--timeline", "--json"])
