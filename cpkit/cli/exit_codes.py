@@ -1,7 +1,9 @@
-"""What the command's exit codes mean; 0 is done, with every promise kept."""
+"""What the command's exit codes mean; 0 is done, with every promise kept, or yes."""
 
 VIOLATED = 1
-"""A promise was violated: a plan breaks one, a rank's values differ from the truth, or ranks disagree."""
+"""A promise was violated: a plan breaks one, a rank's values differ from the truth, or ranks disagree; or the answer
+is no: an engine refuses a deployment, or a sweep finds none to take.
+"""
 
 USAGE_ERROR = 2
 """Bad usage or input, said on one line of stderr."""

@@ -25,7 +25,8 @@ a first look:
   cpkit sweep examples/data/conversation_excerpt.jsonl.gz --requests 20 --gpus 8 --limit 4
   cpkit draw ownership -tp 2 -pcp 2 -dcp 4 --seq-lens 10,9 --query-lens 1,7 -o ownership.png
 
-exit codes: 0 done, 1 a promise was violated, a run failed or an engine refuses, 2 bad usage or input, 130 interrupted
+exit codes: 0 done, 1 a promise was violated, a run failed, an engine refuses or a sweep finds nothing to take,
+2 bad usage or input, 130 interrupted
 `cpkit COMMAND --help` explains every flag and its default.
 """
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpkit.cli.exit_codes import INTERRUPTED
+from cpkit.cli.exit_codes import INTERRUPTED, VIOLATED
 from cpkit.cli.options import MERGES
 from cpkit.cli.output import check_outputs, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
@@ -37,7 +37,9 @@ examples:
   a long sweep in a file that it goes on with when started again, figures for a script:
     cpkit sweep trace.jsonl --model glm-5.2 --gpus 8..1024 --limit 64 --results sweep.jsonl --json sweep.json
 
-exit codes: 0 done, 2 bad usage or input, 130 interrupted (what was replayed is in --results)
+exit codes: 0 a deployment to take is named (whether it keeps --ttft and --tpot is in the report, keeps_aim of --json),
+1 there is none (every one is refused, or none serves a request), 2 bad usage or input, 130 interrupted (what was
+replayed is in --results)
 """
 
 
@@ -156,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
         emit(sweep_report(choice, facts))  # before anything is written, which may fail
     if args.json is not None:
         write_json(args.json, sweep_data(choice, facts))
-    return 0
+    return VIOLATED if choice.take is None else 0
 
 
 def _kept(path: str | None, num_outcomes: int) -> str:

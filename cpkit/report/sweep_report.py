@@ -12,7 +12,7 @@ from typing import Any
 from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.table import indent, plural, share, shorten, table
 from cpkit.sizing.sweep.candidates import Refused
-from cpkit.sizing.sweep.choice import Choice, Loser, differs
+from cpkit.sizing.sweep.choice import Choice, Loser, differs, refused_share
 from cpkit.sizing.sweep.engines import engine_flags
 from cpkit.sizing.sweep.replay import SweepSetting
 from cpkit.workload.request import Trace
@@ -51,6 +51,7 @@ def sweep_report(choice: Choice, facts: SweepFacts) -> str:
         *[f"Note      {note}" for note in trace.notes],
         "Note      times are the cost model's estimates; a replica is replayed with its share of the requests",
         *_sources(choice, facts.kinds),
+        *_unavoidable(choice),
         "",
         *_taken(choice, setting),
         "",
@@ -74,6 +75,8 @@ def sweep_data(choice: Choice, facts: SweepFacts) -> dict[str, Any]:
         "merge": setting.merge,
         "assumptions": {name: value for name, value, _ in setting.assumptions.rows()},
         "aim": {"ttft_p99_s": aim.ttft_s, "tpot_p99_s": aim.tpot_s},
+        "keeps_aim": choice.keeps_aim,
+        "refused_by_all": aim.unavoidable,
         "take": None if choice.take is None else choice.take.candidate.to_json(),
         "flags": None if choice.take is None else engine_flags(choice.take.candidate, setting.engine, setting.merge),
         "why": list(choice.why),
@@ -94,7 +97,8 @@ def _offered(trace: Trace, num_gpus: Sequence[int]) -> list[str]:
         return []  # turns come when those before them are answered: the faster, the more
     rate = sum(request.prompt_len + request.output_len for request in trace.requests) / last_s
     shares = ", ".join(f"{rate / number:,.0f} on {number:,}" for number in num_gpus)
-    return _wrapped("Load", f"{rate:,.0f} tokens/s come in over {duration(last_s)}; a GPU's share is {shares}")
+    told = f"; a GPU's share is {shares}" if shares else ""
+    return _wrapped("Load", f"{rate:,.0f} tokens/s come in over {duration(last_s)}{told}")
 
 
 def _sources(choice: Choice, kinds: Mapping[str, float]) -> list[str]:
@@ -103,13 +107,24 @@ def _sources(choice: Choice, kinds: Mapping[str, float]) -> list[str]:
     return _wrapped("Sources", f"of an average request's seconds in {choice.take.candidate.name}: {kinds_text(kinds)}")
 
 
+def _unavoidable(choice: Choice) -> list[str]:
+    """Requests that no figure is of."""
+    if not choice.aim.unavoidable:
+        return []
+    return _wrapped(
+        "Refused",
+        f"{share(choice.aim.unavoidable, 1.0)} of the requests by every deployment: longer than a request may be, or "
+        "than its KV pool; all figures are of the others",
+    )
+
+
 def _wrapped(name: str, text: str) -> list[str]:
     return wrap(text, LINE, initial_indent=f"{name:10}", subsequent_indent=" " * 12, break_on_hyphens=False)
 
 
 def _taken(choice: Choice, setting: SweepSetting) -> list[str]:
     if choice.take is None:
-        return ["Take      nothing: no deployment was replayed"]
+        return [f"Take      nothing: no deployment {'serves a request' if choice.best else 'was replayed'}"]
     candidate = choice.take.candidate
     of = f"{candidate.replicas} replicas of" if candidate.replicas > 1 else "one replica of"
     flags = wrap(engine_flags(candidate, setting.engine, setting.merge), LINE - 14, break_on_hyphens=False)
@@ -139,10 +154,13 @@ def _best(choice: Choice) -> list[str]:
     ]
     header = ["", "GPUs", "deployment, batch budget", "TTFT p50", "p99", "TPOT p50", "p99"]
     header += ["tokens/s/GPU", "room", "KV peak", "busy"]
+    if any(outcome.refused for outcome in choice.best):
+        header.append("refused")
+        rows = [[*row, share(refused_share(outcome), 1.0)] for row, outcome in zip(rows, choice.best, strict=True)]
     asked = f"{aim.ttft_s:g} s and {1e3 * aim.tpot_s:g} ms"
     return [
         f"Beaten by none in TTFT p99, TPOT p99, tokens/s/GPU and room together (> to take, + keeps {asked} too)",
-        *indent(table(header, rows, "lrl" + "r" * 8)),
+        *indent(table(header, rows, "lrl" + "r" * (len(header) - 3))),
         "",
     ]
 

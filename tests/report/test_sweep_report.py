@@ -75,11 +75,24 @@ def test_sources_and_flags_are_told():
     }
 
 
+def test_refused_requests_are_told():
+    some = [replace(one, refused=1, finished=3) for one in SEVERAL[:2]]
+    text = sweep_report(choose(some, Aim()), facts())
+    assert "Refused   25.0% of the requests by every deployment" in text
+    assert next(line for line in text.splitlines() if line.startswith("  > ")).endswith("25.0%")
+    assert sweep_data(choose(some, Aim()), facts())["refused_by_all"] == 0.25
+    whole = sweep_report(choose(SEVERAL, Aim()), facts())
+    assert "Refused" not in whole and "refused" not in whole
+    none = sweep_report(choose([replace(SEVERAL[0], refused=9, finished=0)], Aim()), facts())
+    assert "Take      nothing: no deployment serves a request" in none
+
+
 def test_nothing_replayed_says_so():
     refused = [Refused(SEVERAL[0].candidate, "vllm-x: no")]
     text = sweep_report(choose([], Aim()), facts(refused=refused))
     assert (
         "Beaten" not in text
+        and "come in over 4.60 s\n" in text
         and "nothing: no deployment was replayed" in text
         and "1  64 GPUs, 2x tp4 pcp8 dcp32, 8: vllm-x: no" in text
     )

@@ -53,9 +53,11 @@ class Loser:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """aim: what was asked for, with what cannot be avoided. best: outcomes that none beats, in the order of GPUs and
-    first token. losers: the others. take: the one to take, which is of the best; None without outcomes. why: the
-    reasons, a sentence each.
+    """What outcomes of one sweep come to.
+
+    aim: what was asked for, with what cannot be avoided. best: outcomes that none beats, in the order of GPUs and
+    first token. losers: the others. take: the one to take, which is of the best; None where none served a request.
+    why: the reasons, a sentence each.
     """
 
     aim: Aim
@@ -63,6 +65,11 @@ class Choice:
     losers: tuple[Loser, ...]
     take: Outcome | None
     why: tuple[str, ...]
+
+    @property
+    def keeps_aim(self) -> bool:
+        """There is one to take, and it is within the aim."""
+        return self.take is not None and self.aim.miss(self.take) <= 1
 
 
 def choose(outcomes: Sequence[Outcome], aim: Aim) -> Choice:
@@ -78,7 +85,7 @@ def choose(outcomes: Sequence[Outcome], aim: Aim) -> Choice:
         by = min(winners, key=lambda other: (abs(other.candidate.gpus - outcome.candidate.gpus), other.ttft_s[1]))
         losers.append(Loser(outcome, by, _comparison(by, outcome)))
     best.sort(key=lambda outcome: (outcome.candidate.gpus, outcome.ttft_s[1]))
-    take = _take(best, aim)
+    take = _take([outcome for outcome in best if outcome.finished], aim)
     why = _why(take, outcomes, aim) if take is not None else ()
     return Choice(aim, tuple(best), tuple(losers), take, why)
 

@@ -22,7 +22,16 @@ def test_the_one_to_take_keeps_the_aim_with_the_most_tokens_a_gpu():
     assert choose([cheap, quick], Aim(2, 0.1)).take is quick
     nothing = choose([cheap, quick], Aim(0.5, 0.1))
     assert nothing.take is quick and "nothing replayed keeps" in nothing.why[0]
-    assert choose([], Aim()).take is None
+    assert choose([cheap, quick], Aim(10, 0.1)).keeps_aim and not nothing.keeps_aim
+    assert choose([], Aim()).take is None and not choose([], Aim()).keeps_aim
+
+
+def test_what_serves_no_request_is_not_taken():
+    refusing = outcome(8, 0, 0.0, 0.0, 99, finished=0, refused=9)
+    choice = choose([refusing], Aim())
+    assert choice.take is None and choice.best == (refusing,) and choice.why == () and choice.aim.unavoidable == 1
+    serving = outcome(8, 5, 0.05, 100.0, 10)
+    assert choose([refusing, serving], Aim()).take is serving
 
 
 def test_a_full_pool_has_no_room_to_spare():
