@@ -10,7 +10,7 @@ from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.html_levels import Levels
 from cpkit.report.html_svg import bars, columns, distribution, levels
 from cpkit.report.pictures.canvas import wait_text
-from cpkit.report.simulate_report import BALANCE_NAMES, PEAKS_HEADER, peaks_rows
+from cpkit.report.simulate_report import BALANCE_NAMES, PEAKS_HEADER, clock_text, peaks_rows
 from cpkit.report.table import count, every, micros, plural, share, size
 from cpkit.report.words import merge_text, partition_text, sizes_text
 from cpkit.simulate.cost import ReplayCost
@@ -127,8 +127,7 @@ def _replay(simulation: Simulation) -> Iterator[str]:
 
 
 def _waits(simulation: Simulation) -> Iterator[str]:
-    stats, cost = simulation.stats, simulation.cost
-    clock = "the step clock, a rough estimate" if cost is None else f"the cost model of {cost.chip}, an estimate"
+    stats = simulation.stats
     waits = {
         "time to first token": stats.ttft_s,
         "  of it in the queue": stats.queue_s,
@@ -137,7 +136,7 @@ def _waits(simulation: Simulation) -> Iterator[str]:
     }
     found = {name: quantiles(values) for name, values in waits.items()}
     rows = [[name, duration(two.p50), duration(two.p99)] for name, two in found.items()]
-    yield section("Waits", table(["", "p50", "p99"], rows), note(f"Times by {clock}."))
+    yield section("Waits", table(["", "p50", "p99"], rows), note(f"Times by {clock_text(simulation)}."))
     yield section(
         "Time to first token", distribution("Distribution of the time to first token", stats.ttft_s, wait_text)
     )

@@ -74,11 +74,20 @@ def _replay(simulation: Simulation) -> list[str]:
         ],
         ["preemptions", count(stats.num_preemptions)],
         ["first token", f"{_seconds(simulation.ttft_s)} after a request could start"],
-        ["last token", f"{_seconds(simulation.latency_s)}, both on the step clock, an estimate"],
+        ["last token", f"{_seconds(simulation.latency_s)}, both by {clock_text(simulation)}"],
     ]
     if simulation.trace.num_skipped:
         rows.insert(1, ["", f"  {plural(simulation.trace.num_skipped, 'malformed line')} skipped"])
     return lines + indent(table(["", ""], rows, "ll")[1:])
+
+
+def clock_text(simulation: Simulation) -> str:
+    """What a replay's times are from."""
+    cost = simulation.cost
+    if cost is None:
+        return "the step clock, a rough estimate"
+    layers = f" with layers of {cost.engine}" if cost.engine else ""
+    return f"the cost model of {cost.chip}{layers}, an estimate"
 
 
 def _seconds(quantiles: Quantiles) -> str:

@@ -101,6 +101,7 @@ class Timeline:
             "written by": f"cpkit {cpkit.__version__}",
             "model": self._settings.model.name,
             "chip": model.chip.label,
+            "layers of": model.engine or "the kernels alone",
             "times": "estimates of the cost model; layers of a kind are folded into one",
             "assumptions": json.dumps({name: value for name, value, _ in model.assumptions.rows()}),
         }

@@ -7,7 +7,6 @@ import pytest
 from benchmarks import cost_check, cost_links
 from benchmarks.cost_check import errors_of_steps, steps_table
 from benchmarks.cost_measure import decode_grid, measure, prefill_grid, steps
-from cpkit.sizing.cost.links import Links
 from tests.sizing.pages import BLOCK, DOCS
 
 PEAK, BANDWIDTH, LAUNCH_S = 1.4e15, 4.2e12, 3e-6
@@ -133,9 +132,8 @@ def test_the_device_timer_runs_every_work_it_times():
 
 
 def test_short_work_is_timed_many_times_in_a_row(monkeypatch):
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     pytest.importorskip("triton")
-    assert torch is not None
     from benchmarks import cost_timer, timing
 
     def time_together(works, copies=1):
@@ -183,7 +181,6 @@ def test_collectives_of_a_run_are_compared_one_by_one_and_summed_over_steps(tmp_
 def test_a_steps_calls_are_those_of_all_its_layers():
     for name, calls in cost_links.steps():
         assert all(times % 61 == 0 or call.collective.what == "hidden_rows" for call, times in calls), name
-    assert set(Links.__dataclass_fields__) == {"chip", "topology"}
 
 
 def test_collectives_are_run_timed_and_kept(tmp_path):

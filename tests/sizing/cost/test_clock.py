@@ -151,5 +151,12 @@ def test_an_engines_layers_take_longer_and_every_stage_says_where_its_seconds_co
     assert main([*flags, "--cost", "h200", "--engine", "vllm"]) == 0
     out = capsys.readouterr().out
     assert "Cost model, H200-SXM, layers of vllm: an estimate" in out
+    assert "both by the cost model of H200-SXM with layers of vllm, an estimate" in out
+    page = tmp_path / "page.html"
+    assert main([*flags, "--cost", "h200", "--engine", "vllm", "--html", str(page)]) == 0
+    assert "Times by the cost model of H200-SXM with layers of vllm, an estimate." in page.read_text()
+    capsys.readouterr()
+    assert main(flags) == 0
+    assert "both by the step clock, a rough estimate" in capsys.readouterr().out
     assert main([*flags, "--engine", "vllm"]) == 2
     assert "belong to --cost CHIP" in capsys.readouterr().err
