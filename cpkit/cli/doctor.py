@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from cpkit.cli.exit_codes import VIOLATED
 from cpkit.cli.launch_flags import in_our_words
 from cpkit.cli.launch_line import LaunchLine, read_launch_line
-from cpkit.cli.model_names import ending_bits, known_model
+from cpkit.cli.model_names import ending_bits, named_model
 from cpkit.cli.output import emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.errors import InputError
 from cpkit.model import MODELS, load_config, load_model, published_fields
+from cpkit.sizing.deployment import ENGINES
 
 if TYPE_CHECKING:  # memory needs numpy, which --help does without
     from cpkit.sizing.deployment import Deployment
@@ -54,7 +55,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.set_defaults(run=run)
     parser.add_argument("line", nargs="*", metavar="-- LINE", help="an engine's launch line, behind --")
     parser.add_argument("--model", help=f"one of {', '.join(MODELS)}, or the path of a config.json")
-    parser.add_argument("--engine", choices=("vllm", "sglang", "cpkit"), help="whose rules (default: cpkit)")
+    parser.add_argument("--engine", choices=tuple(ENGINES), help="whose rules (default: cpkit)")
     parser.add_argument("--chip", help="accelerator, like h200 or b200: rules of chips, and memory")
     _add_world(parser)
     _add_choices(parser)
@@ -192,7 +193,7 @@ def read_deployment(
     written = args.model or (line.model if line else None)
     if written is None:
         raise InputError("no model: give --model, or a launch line behind --")
-    name = known_model(written)
+    name = named_model(written)
     told = [f"model {written} read as {name}"] if name != written else []
     told += [f"{text} (launch line)" for text in (line.read_as if line else ())]
     bits = args.weight_bits

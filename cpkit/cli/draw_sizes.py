@@ -7,6 +7,7 @@ from typing import Any
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.cli.sized_model import add_longest, add_model_flags, add_overlap, read_sized_model
 from cpkit.errors import ConfigError, InputError
+from cpkit.sizing.deployment import ENGINES
 from cpkit.topology import legal_dcp_sizes
 
 Added = tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], str]]
@@ -26,7 +27,7 @@ def add_capacity(kinds: Any) -> Added:
         "-o capacity.png",
     )
     add_model_flags(parser)
-    parser.add_argument("--engine", choices=("vllm", "sglang", "cpkit"), default="cpkit", help="(default: cpkit)")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="cpkit", help="(default: cpkit)")
     parser.add_argument("--chips", default="h200", metavar="NAME,NAME", help="at most eight (default: %(default)s)")
     parser.add_argument("-tp", type=whole_number, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("-pcp", type=whole_number, default=1, metavar="N", help="(default: 1)")

@@ -1,5 +1,7 @@
 """Names under which people serve the shipped models, and what their endings say of the weights."""
 
+from pathlib import Path
+
 from cpkit.model import MODELS
 
 ENDING_BITS = {
@@ -19,6 +21,11 @@ ENDING_BITS = {
     "w8a8": 8,
 }
 """Endings of repository names whose attention and caches are those of the model itself, and bits of their weights."""
+
+
+def named_model(name: str) -> str:
+    """What to load for a name that was given: a path that is there, else the shipped model that it is a name of."""
+    return name if Path(name).exists() else known_model(name)
 
 
 def known_model(name: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from cpkit.budget import WORKSPACE_MODEL_LENS, Budget
+from cpkit.cli.model_names import named_model
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.errors import ConfigError, InputError
 from cpkit.model import MODELS, Model, load_model
@@ -29,11 +30,7 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for noun in (Topology, Bud
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the shared flags, in three groups."""
     world = parser.add_argument_group("world")
-    world.add_argument(
-        "--model",
-        default="deepseek-v3.2",
-        help=f"one of {', '.join(MODELS)}, or the path of a config.json (default: %(default)s)",
-    )
+    add_model(world)
     sizes = {
         "-tp": ("--tensor-parallel-size", "ranks that split heads"),
         "-pcp": ("--prefill-context-parallel-size", "ranks that split the query tokens of prefills"),
@@ -91,6 +88,15 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model(group: argparse._ActionsContainer) -> None:
+    """Add --model."""
+    group.add_argument(
+        "--model",
+        default="deepseek-v3.2",
+        help=f"one of {', '.join(MODELS)}, or the path of a config.json (default: %(default)s)",
+    )
+
+
 def _number(group: argparse._ArgumentGroup, flag: str, meaning: str, *, field: str) -> None:
     """A flag for a whole number, with the default of the noun's field."""
     text = f"{meaning} (default: {DEFAULTS[field]:,})"
@@ -101,7 +107,7 @@ def read_settings(args: argparse.Namespace, reduce: Callable[[Model], Model] = l
     """The settings that the flags describe; reduce: what is planned of the model. Raises ConfigError or InputError."""
     from cpkit.settings import StepSettings
 
-    model = reduce(load_model(args.model))
+    model = reduce(load_model(named_model(args.model)))
     workspace = args.workspace_tokens
     if workspace is None:
         workspace = WORKSPACE_MODEL_LENS * max_model_len(args, model)

@@ -13,8 +13,9 @@ from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.cli.simulate_pictures import Pictures, add_picture_flags
-from cpkit.cli.sized_model import add_overlap
+from cpkit.cli.sized_model import add_overlap, add_weight_bits, read_sized_model
 from cpkit.errors import ConfigError, InputError
+from cpkit.sizing.deployment import ENGINES
 
 if TYPE_CHECKING:
     from cpkit.settings import StepSettings
@@ -113,12 +114,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     replay.add_argument(
         "--engine",
-        choices=("vllm", "sglang", "cpkit"),
+        choices=tuple(ENGINES),
         help="--cost: whose layers are timed (default: cpkit, the kernels alone)",
     )
-    replay.add_argument(
-        "--weight-bits", type=whole_number, metavar="N", help="--cost: bits of a weight (default: the config's, or 8)"
-    )
+    add_weight_bits(replay, "--cost: ")
     add_overlap(replay, "--cost: ")
     replay.add_argument(
         "--processes",
@@ -210,9 +209,8 @@ def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedCl
     from cpkit.sizing.cost.assumptions import Assumptions
     from cpkit.sizing.cost.clock import PlannedClock
     from cpkit.sizing.cost.model import CostModel
-    from cpkit.sizing.weights import load_weights
 
-    weights = load_weights(args.model, settings.model, weight_bits=args.weight_bits)
+    weights = read_sized_model(args).weights()
     cost = CostModel(
         settings.model, weights, settings.topology, chip(args.cost), Assumptions(overlap=args.overlap), args.engine
     )

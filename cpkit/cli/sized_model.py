@@ -1,13 +1,13 @@
-"""A model whose weights are counted too: the flags that `sweep` and `draw` share, and what they mean."""
+"""A model whose weights are counted too: the flags that `sweep`, `draw` and `simulate` share, and what they mean."""
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpkit.cli.model_names import ending_bits, known_model
+from cpkit.cli.model_names import ending_bits, named_model
+from cpkit.cli.options import add_model
 from cpkit.cli.parser import whole_number
-from cpkit.model import MODELS, Model, load_config, load_model, published_fields
+from cpkit.model import Model, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.sizing.weights import ModelWeights
@@ -15,8 +15,10 @@ if TYPE_CHECKING:  # numpy is not needed for --help
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizedModel:
-    """name: shipped, or a path. config: its published fields. weight_bits: as asked for, or as the name that was given
-    ends; None: the config's. max_model_len: longest request, in tokens.
+    """A model, its config, and what the flags say of its weights and its longest request.
+
+    name: shipped, or a path. config: its published fields. weight_bits: as asked for, or as the name that was given
+    ends; None: the config's. max_model_len: in tokens.
     """
 
     name: str
@@ -34,16 +36,17 @@ class SizedModel:
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Add --model and --weight-bits."""
-    parser.add_argument(
-        "--model",
-        default="deepseek-v3.2",
-        help=f"one of {', '.join(MODELS)}, or the path of a config.json (default: %(default)s)",
-    )
+    add_model(parser)
+    add_weight_bits(parser)
+
+
+def add_weight_bits(parser: argparse._ActionsContainer, belongs_to: str = "") -> None:
+    """Add --weight-bits; belongs_to: the flag that it needs, like `--cost: `."""
     parser.add_argument(
         "--weight-bits",
         type=whole_number,
         metavar="N",
-        help="16, 8 or 4 (default: the name's or the config's, or 8)",
+        help=f"{belongs_to}bits of a weight: 16, 8 or 4 (default: the name's or the config's, or 8)",
     )
 
 
@@ -67,7 +70,7 @@ def add_overlap(parser: argparse._ActionsContainer, belongs_to: str = "") -> Non
 
 def read_sized_model(args: argparse.Namespace) -> SizedModel:
     """The model that the flags name; raises ConfigError or InputError."""
-    name = args.model if Path(args.model).exists() else known_model(args.model)
+    name = named_model(args.model)
     model = load_model(name)
     asked = getattr(args, "max_model_len", None)  # a command without the flag plans no longer request than the model's
     return SizedModel(

@@ -13,6 +13,7 @@ from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.cli.sized_model import add_longest, add_model_flags, add_overlap, read_sized_model
 from cpkit.errors import ConfigError
+from cpkit.sizing.deployment import ENGINES
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.sizing.memory.deployment import Limits
@@ -20,8 +21,6 @@ if TYPE_CHECKING:  # numpy is not needed for --help
     from cpkit.sizing.sweep.replay import SweepSetting
     from cpkit.sizing.sweep.run import SweepProgress
     from cpkit.workload.request import Trace
-
-ENGINES = ("cpkit", "vllm", "sglang")
 
 DESCRIPTION = """\
 Replay a request trace on every deployment of so many GPUs that an engine's rules, the planner and memory allow, with
@@ -54,7 +53,9 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     add_model_flags(parser)
     parser.add_argument("--chip", default="h200", help="chip (default: %(default)s)")
-    parser.add_argument("--engine", choices=ENGINES, default="cpkit", help="whose rules count (default: %(default)s)")
+    parser.add_argument(
+        "--engine", choices=tuple(ENGINES), default="cpkit", help="whose rules count (default: %(default)s)"
+    )
     add_longest(parser)
     parser.add_argument("--max-num-seqs", type=whole_number, default=256, metavar="N", help="of a step (default: 256)")
     tried = parser.add_argument_group("what is tried")

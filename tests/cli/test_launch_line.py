@@ -5,7 +5,6 @@ import shlex
 import pytest
 
 from cpkit.cli.launch_line import read_launch_line
-from cpkit.cli.model_names import ending_bits, known_model
 from cpkit.errors import InputError
 
 
@@ -172,22 +171,3 @@ def test_shortened_flags_are_read_in_full_where_one_alone_is_meant(text, setting
 def test_what_is_no_line_is_refused(text, reason):
     with pytest.raises(InputError, match=reason):
         read(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "bits"),
-    [
-        ("deepseek-v3.2", "deepseek-v3.2", None),
-        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2", None),
-        ("zai-org/GLM-5.3-Flash", "glm-5.3-flash", None),
-        ("zai-org/GLM-5.3-FP8", "glm-5.3", 8),
-        ("/models/GLM-5.2-NVFP4/", "glm-5.2", 4),
-        ("GLM-5-AWQ", "glm-5", 4),
-        ("DeepSeek-V3.2-Exp-BF16", "deepseek-v3.2", 16),
-        ("zai-org/GLM-5-Air", "zai-org/GLM-5-Air", None),
-        ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3", None),
-    ],
-)
-def test_model_names(name, known, bits):
-    assert known_model(name) == known
-    assert ending_bits(name) == bits
