@@ -125,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
     from cpkit.sizing.sweep.candidates import sort_out
     from cpkit.sizing.sweep.choice import Aim, choose
     from cpkit.sizing.sweep.results import Results
-    from cpkit.sizing.sweep.run import run_sweep, screen, source_kinds
+    from cpkit.sizing.sweep.run import run_sweep
+    from cpkit.sizing.sweep.screen import screen, source_kinds
 
     check_outputs(args.trace, results=args.results, json=args.json)
     if args.seed < 0:

@@ -27,8 +27,7 @@ class CostTotals:
     """Seconds of all steps so far.
 
     stages: of the slowest rank, by stage; collectives: by what travels; sources: both by (stage or what travels, kind
-    of the source).
-    idle, compute: by rank of PlannedClock.ranks.
+    of the source). idle, compute: by rank of PlannedClock.ranks.
     """
 
     seconds: float = 0.0

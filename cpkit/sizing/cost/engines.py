@@ -38,7 +38,7 @@ ENGINE_TIMES = {
 """Engines whose layer was seen to take longer than the model's kernels."""
 
 
-def engine_time(engine: str | None) -> EngineTime | None:
+def time_of_engine(engine: str | None) -> EngineTime | None:
     """What is added for an engine; None: nothing. Raises ConfigError for one that is not known."""
     if engine is not None and engine not in ENGINES:
         raise ConfigError(f"engine={engine!r}: use one of {', '.join(ENGINES)}")

@@ -16,7 +16,7 @@ from cpkit.planner.collectives import Collective
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.cost.assumptions import Assumptions
 from cpkit.sizing.cost.drafts import later_drafts
-from cpkit.sizing.cost.engines import EngineTime, engine_time
+from cpkit.sizing.cost.engines import EngineTime, time_of_engine
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.links import Links
 from cpkit.sizing.cost.stages import RankStages
@@ -46,7 +46,7 @@ class CostModel:
     def __post_init__(self) -> None:
         if self.topology.pp > 1:
             raise ConfigError(f"pp={self.topology.pp}: the cost model has no pipeline stages; use pp=1")
-        engine_time(self.engine)
+        time_of_engine(self.engine)
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -56,7 +56,7 @@ class CostModel:
     @cached_property
     def engine_time(self) -> EngineTime | None:
         """What the engine's layers take beside their kernels."""
-        return engine_time(self.engine)
+        return time_of_engine(self.engine)
 
     @cached_property
     def links(self) -> Links:

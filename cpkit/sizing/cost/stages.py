@@ -18,13 +18,13 @@ BF16_ROW_BYTES = 1152
 
 @dataclass(frozen=True, slots=True)
 class RankStages:
-    """One rank's stages. engine: what an engine's layers take beside their kernels, None for none."""
+    """One rank's stages. engine_time: what an engine's layers take beside their kernels, None for none."""
 
     kernels: Kernels
     weights: ModelWeights
     plan: StepPlan
     work: RankWork
-    engine: EngineTime | None = None
+    engine_time: EngineTime | None = None
 
     def layer(self, number: int, layer: Layer) -> dict[str, Figure]:
         """Stages of a layer of model.layers[number]'s kind; those without work are left out."""
@@ -40,8 +40,8 @@ class RankStages:
             stages["merge"] = self.merge(layer)
         stages["output"] = self.output(number)
         stages["experts"] = self.experts()
-        if self.engine is not None:
-            stages["engine"] = self.engine.seconds(self.work.decode_tokens)
+        if self.engine_time is not None:
+            stages["engine"] = self.engine_time.seconds(self.work.decode_tokens)
         return stages
 
     def draft(self, number: int, layer: Layer) -> dict[str, Figure]:

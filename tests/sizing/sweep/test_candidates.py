@@ -1,4 +1,4 @@
-"""Which deployments a sweep tries, and which of them it replays."""
+"""Which deployments a sweep tries, and the flags that start them."""
 
 import pytest
 
@@ -10,8 +10,7 @@ from cpkit.planner.partition import STRATEGIES
 from cpkit.sizing.sweep.candidate import Candidate
 from cpkit.sizing.sweep.candidates import Choices, candidates
 from cpkit.sizing.sweep.engines import engine_flags, engine_sizes
-from cpkit.sizing.sweep.run import screen
-from tests.sizing.sweep.small import TRACE, make_allowed, make_setting
+from tests.sizing.sweep.small import make_allowed
 
 
 def test_candidates_are_every_legal_world_once():
@@ -109,11 +108,3 @@ def test_flags_of_cpkit_plan_the_candidate(partition):
     assert (topology.tp, topology.pcp, topology.dcp, topology.interleave, topology.block_size) == (4, 2, 8, 32, 64)
     assert (settings.partition, settings.merge) == (partition, "a2a")
     assert settings.budget.max_num_batched_tokens == 2048
-
-
-def test_screening_keeps_some_of_each_number_of_gpus():
-    allowed, _ = make_allowed((8, 16))
-    kept, left = screen(allowed, TRACE, make_setting(), 6)
-    assert sorted(one.candidate.gpus for one in kept) == [8, 8, 8, 16, 16, 16]
-    assert len(kept) + len(left) == len(allowed) and all("GPU-seconds" in one.reason for one in left)
-    assert screen(allowed, TRACE, make_setting(), None) == (allowed, [])

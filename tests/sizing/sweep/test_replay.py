@@ -9,7 +9,8 @@ import cpkit.sizing.sweep.run
 from cpkit.errors import InputError
 from cpkit.sizing.sweep.replay import replay, share_of
 from cpkit.sizing.sweep.results import Results
-from cpkit.sizing.sweep.run import gpu_seconds, run_sweep
+from cpkit.sizing.sweep.run import run_sweep
+from cpkit.sizing.sweep.screen import gpu_seconds
 from cpkit.workload.request import Request, Trace
 from tests.sizing.sweep.small import TRACE, make_allowed, make_setting, outcome
 
