@@ -154,9 +154,7 @@ def test_backend_that_ran_is_told(capsys):
         pytest.param([*PROMPTS, "--comm", "mpi"], "mpirun -n N python -m ...", id="mpi"),
         pytest.param([*PROMPTS, "-dp", "2"], "dp=2 pp=1: a run executes one layer of one replica", id="replicas"),
         pytest.param([*PROMPTS, "--json", "no/such/report.json"], "there is no folder", id="json"),
-        pytest.param(
-            [*PROMPTS, "--model", "glm-5.3-flash", "--cp-kv-cache-interleave-size", "16"], "656", id="row-format"
-        ),
+        pytest.param([*PROMPTS, "--model", "deepseek-v4.1-flash"], "swa with rows of [(512, 528)]", id="row-format"),
     ],
 )
 def test_refusals(capsys, argv, words):
