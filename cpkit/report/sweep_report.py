@@ -3,6 +3,7 @@
 Lines are at most LINE wide, but for tables of long names.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def sweep_data(choice: Choice, facts: SweepFacts) -> dict[str, Any]:
         "keeps_aim": choice.keeps_aim,
         "refused_by_all": aim.unavoidable,
         "take": None if choice.take is None else choice.take.candidate.to_json(),
-        "flags": None if choice.take is None else engine_flags(choice.take.candidate, setting.engine, setting.merge),
+        "flags": None if choice.take is None else engine_flags(choice.take.candidate, setting),
         "why": list(choice.why),
         "source_seconds": dict(facts.kinds),
         "best": [outcome.to_json() for outcome in choice.best],
@@ -127,12 +128,18 @@ def _taken(choice: Choice, setting: SweepSetting) -> list[str]:
         return [f"Take      nothing: no deployment {'serves a request' if choice.best else 'was replayed'}"]
     candidate = choice.take.candidate
     of = f"{candidate.replicas} replicas of" if candidate.replicas > 1 else "one replica of"
-    flags = wrap(engine_flags(candidate, setting.engine, setting.merge), LINE - 14, break_on_hyphens=False)
     return [
         f"Take      {plural(candidate.gpus, 'GPU')}, {of}",
-        *indent(" \\\n".join(flags).splitlines(), 12),
+        *indent(_flag_lines(engine_flags(candidate, setting)), 12),
         *[line for reason in choice.why for line in _wrapped("", reason)],
     ]
+
+
+def _flag_lines(flags: str) -> list[str]:
+    """Flags as lines of a shell, each flag with its value."""
+    kept = re.sub(" (?!-)", "\N{NO-BREAK SPACE}", flags)  # between a flag and its value
+    lines = wrap(kept, LINE - 14, break_on_hyphens=False)
+    return " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ").splitlines()
 
 
 def _best(choice: Choice) -> list[str]:

@@ -68,6 +68,10 @@ def test_sources_and_flags_are_told():
     text = sweep_report(choice, facts())
     assert "2x tp4 pcp8 dcp32, 8: 75.0% measured, 25.0% hardware" in text
     assert "-tp 4 -pcp 8 -dcp 32 --cp-kv-cache-interleave-size 64 --dcp-comm-backend ag_rs" in text
+    lines = [line.strip(" \\") for line in text.splitlines() if line.startswith("            -")]
+    assert len(lines) == 2 and lines[1].endswith("--max-num-seqs 256 --max-model-len 20000"), (
+        "a flag has its value beside it"
+    )
     data = sweep_data(choice, facts())
     assert data["flags"] in " ".join(text.replace("\\", "").split()) and data["source_seconds"] == {
         "measured": 3.0,

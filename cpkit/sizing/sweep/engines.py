@@ -11,6 +11,7 @@ from typing import Any
 from cpkit.errors import ConfigError
 from cpkit.planner.partition import STRATEGIES
 from cpkit.sizing.sweep.candidate import Candidate
+from cpkit.sizing.sweep.replay import SweepSetting
 
 PARTITIONS = {
     "cpkit": {"head_tail": "", **dict.fromkeys(STRATEGIES, "")},
@@ -56,8 +57,11 @@ def engine_sizes(candidate: Candidate, engine: str) -> dict[str, Any]:
     return given
 
 
-def engine_flags(candidate: Candidate, engine: str, merge: str) -> str:
-    """A candidate as flags of an engine, ready to paste; cpkit's are those of `cpkit plan` and `simulate`."""
+def engine_flags(candidate: Candidate, setting: SweepSetting) -> str:
+    """A candidate and the limits it was replayed with as flags of its engine, ready to paste; cpkit's are those of
+    `cpkit plan` and `simulate`.
+    """
+    engine, merge = setting.engine, setting.merge
     flags: list[tuple[str, int | str]] = []
     if engine == "sglang":
         flags.append(("--tp-size", candidate.tp * candidate.pcp))
@@ -66,7 +70,12 @@ def engine_flags(candidate: Candidate, engine: str, merge: str) -> str:
             flags += [("--enable-prefill-cp", ""), ("--cp-strategy", strategy), ("--attn-cp-size", candidate.pcp)]
         if candidate.dcp > 1:
             flags += [("--dcp-size", candidate.dcp), ("--dcp-comm-backend", merge)]
-        flags += [("--page-size", candidate.block_size), ("--chunked-prefill-size", candidate.max_num_batched_tokens)]
+        flags += [
+            ("--page-size", candidate.block_size),
+            ("--chunked-prefill-size", candidate.max_num_batched_tokens),
+            ("--max-running-requests", setting.budget.max_num_seqs),
+            ("--context-length", setting.max_model_len),
+        ]
     else:
         flags += [("-tp", candidate.tp), ("-pcp", candidate.pcp), ("-dcp", candidate.dcp)]
         if candidate.dcp > 1:
@@ -76,5 +85,7 @@ def engine_flags(candidate: Candidate, engine: str, merge: str) -> str:
         flags += [
             ("--block-size", candidate.block_size),
             ("--max-num-batched-tokens", candidate.max_num_batched_tokens),
+            ("--max-num-seqs", setting.budget.max_num_seqs),
+            ("--max-model-len", setting.max_model_len),
         ]
     return " ".join(f"{name} {value}".rstrip() for name, value in flags)

@@ -10,7 +10,7 @@ from cpkit.planner.partition import STRATEGIES
 from cpkit.sizing.sweep.candidate import Candidate
 from cpkit.sizing.sweep.candidates import Choices, candidates
 from cpkit.sizing.sweep.engines import engine_flags, engine_sizes
-from tests.sizing.sweep.small import make_allowed
+from tests.sizing.sweep.small import make_allowed, make_setting
 
 
 def test_candidates_are_every_legal_world_once():
@@ -93,8 +93,9 @@ def test_flags_say_the_candidate(engine, sizes):
     partition = {"vllm": "head_tail", "sglang": "round_robin"}[engine]
     candidate = Candidate(16, tp, pcp, dcp, 1, 64, partition, 2048)
     start = {"vllm": "vllm serve m", "sglang": "python -m sglang.launch_server --model-path m"}[engine]
-    line = read_launch_line([f"{start} {engine_flags(candidate, engine, 'a2a')}"])
-    told = engine_sizes(candidate, engine) | {"max_num_batched_tokens": 2048} | ({"merge": "a2a"} if dcp > 1 else {})
+    line = read_launch_line([f"{start} {engine_flags(candidate, make_setting(engine=engine, merge='a2a'))}"])
+    told = engine_sizes(candidate, engine) | ({"merge": "a2a"} if dcp > 1 else {})
+    told |= {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 20_000}
     ones = {"pcp": 1, "dcp": 1}  # what says nothing may be left out
     assert not line.ignored and ones | line.settings == ones | told
 
@@ -102,9 +103,10 @@ def test_flags_say_the_candidate(engine, sizes):
 @pytest.mark.parametrize("partition", STRATEGIES)
 def test_flags_of_cpkit_plan_the_candidate(partition):
     candidate = Candidate(16, 4, 2, 8, 32, 64, partition, 2048)
-    args = make_parser().parse_args(["plan", *engine_flags(candidate, "cpkit", "a2a").split()])
+    args = make_parser().parse_args(["plan", *engine_flags(candidate, make_setting(merge="a2a")).split()])
     settings = read_settings(args)
     topology = settings.topology
     assert (topology.tp, topology.pcp, topology.dcp, topology.interleave, topology.block_size) == (4, 2, 8, 32, 64)
     assert (settings.partition, settings.merge) == (partition, "a2a")
-    assert settings.budget.max_num_batched_tokens == 2048
+    assert (settings.budget.max_num_batched_tokens, settings.budget.max_num_seqs) == (2048, 256)
+    assert args.max_model_len == 20_000
