@@ -130,6 +130,7 @@ def test_structure_and_times(capsys, tmp_path, trace, world):
     code, out, err, path = timeline(capsys, tmp_path, trace, *world)
     assert (code, err) == (0, "")
     data = json.loads(path.read_text())
+    assert data["otherData"]["layers of"] == "the kernels alone"
     slices, flows = check_structure(data["traceEvents"])
     ranks = sorted({pid for pid, track in slices if track == 1})
     steps = next(pieces for (_, track), pieces in slices.items() if track == 0)

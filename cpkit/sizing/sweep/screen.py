@@ -20,7 +20,7 @@ from cpkit.sizing.sweep.replay import SweepSetting
 from cpkit.workload.request import Trace
 
 SCREEN_BATCH = 64
-"""Decodes of the step that screening times, where the pool holds so many."""
+"""Decodes of the step that screening times, where pool and batch budget hold so many."""
 
 
 def screen(
@@ -77,7 +77,8 @@ def average_request(one: Allowed, trace: Trace, setting: SweepSetting) -> list[t
         setting.model, setting.weights, settings.topology, chip(setting.chip), setting.assumptions, setting.engine
     )
     query = min(budget.max_num_batched_tokens, prompt)
-    num_decodes = max(1, min(SCREEN_BATCH, budget.max_num_seqs, memory.tokens // prompt))
+    most = min(SCREEN_BATCH, budget.max_num_seqs, budget.max_num_batched_tokens)
+    num_decodes = max(1, min(most, memory.tokens // prompt))
     prefill = Batch.from_lens([prompt], [query], [prompt])
     decodes = Batch.from_lens([prompt] * num_decodes, [1] * num_decodes, [prompt - 1] * num_decodes)
     numbers = (prompt / query, output / num_decodes)

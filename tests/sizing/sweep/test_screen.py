@@ -23,6 +23,12 @@ def test_the_one_that_spends_least_is_kept_first():
     assert screen(allowed, TRACE, make_setting(), 1)[0] == [allowed[spent.index(min(spent))]]
 
 
+def test_a_batch_budget_below_the_decodes_of_a_step():
+    allowed, _ = make_allowed(batch_tokens=(1, 63))
+    kept, left = screen(allowed, TRACE, make_setting(), 3)
+    assert len(kept) == 3 and len(left) == len(allowed) - 3
+
+
 def test_seconds_by_source_are_those_of_the_request():
     """Without overlap and on one rank, what the sources add up to is what a GPU spends, the GPUs being alike."""
     one = make_allowed()[0][0]
