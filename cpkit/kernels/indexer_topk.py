@@ -25,7 +25,7 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
-from cpkit.kernels.chip import chip_of
+from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference
@@ -74,12 +74,14 @@ def indexer_topk(
         if num_kept not in TOPK:
             raise ConfigError(f"num_kept={num_kept}: backend='triton' keeps {TOPK} keys; backend='torch' any number")
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
-    operands.check(aligned=backend == "triton")
+    operands.check()
+    if backend == "triton":
+        operands.check_lines()
     M, N = q.shape[0], k.shape[0]
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
     check_tensor("out", out, torch.int32, (M, num_kept), q.device)
-    hopper = backend == "triton" and chip_of(q.device) == "hopper"
+    hopper = backend == "triton" and gpu_kind(q.device) == "hopper"
     if hopper and workspace_bytes < 4 * M * N and 8 * list_sizes(N)[1] < 4 * N:
         close_open_rows(operands, out, launch_listed(operands, out, workspace_bytes), workspace_bytes)
     else:

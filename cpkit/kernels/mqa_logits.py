@@ -27,7 +27,7 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
-from cpkit.kernels.chip import chip_of
+from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.mqa_logits_torch import tiled_logits
 from cpkit.kernels.mqa_operands import LINE, Operands
 
@@ -120,7 +120,9 @@ def mqa_logits(
     if backend == "triton":
         check_sizes(q)
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
-    operands.check(aligned=backend == "triton")
+    operands.check()
+    if backend == "triton":
+        operands.check_lines()
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if outside not in ("unwritten", "-inf"):
         raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
@@ -134,7 +136,7 @@ def mqa_logits(
     if backend == "torch":
         tiled_logits(operands, out)
         return out
-    if chip_of(q.device) == "hopper":
+    if gpu_kind(q.device) == "hopper":
         from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper  # Gluon exists for NVIDIA builds of Triton only
 
         mqa_logits_hopper(operands, out)

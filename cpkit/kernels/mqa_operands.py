@@ -34,8 +34,8 @@ class Operands:
         q = self.q.view(torch.uint8)[some].view(self.q.dtype)  # torch gathers no fp8
         return Operands(q, self.k, self.k_scale, self.weights[some], self.key_start[some], self.key_end[some])
 
-    def check(self, *, aligned: bool) -> None:
-        """Raise PlanError unless the operands fit each other; aligned: unless rows start at whole lines, too."""
+    def check(self) -> None:
+        """Raise PlanError unless the operands fit each other."""
         M, N, device = self.q.shape[0], self.k.shape[0], self.q.device
         check_tensor("q", self.q, torch.float8_e4m3fn, (M, None, None), device)
         _, H, D = self.q.shape
@@ -48,7 +48,10 @@ class Operands:
             check_ranges(self.key_start, self.key_end)
         if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile
             raise PlanError(f"M={M}, H={H}, N={N}: rows times heads and keys must stay below 2^31; split the chunk")
-        for name, tensor in (("q", self.q), ("k", self.k), ("weights", self.weights)) if aligned else ():
+
+    def check_lines(self) -> None:
+        """Raise PlanError unless rows start at whole lines, as the kernels of backend='triton' read them."""
+        for name, tensor in (("q", self.q), ("k", self.k), ("weights", self.weights)):
             apart = tensor.stride(0) * tensor.element_size()
             if tensor.data_ptr() % LINE or (len(tensor) > 1 and apart % LINE):
                 raise PlanError(

@@ -26,7 +26,7 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import INT32_MAX, check_tensor
-from cpkit.kernels.chip import chip_of
+from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.index_cache import gather_index_keys
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS
 from cpkit.kernels.mqa_operands import LINE
@@ -148,7 +148,7 @@ def paged_mqa_logits(
         return out
     if schedule is None:
         schedule = _own_schedule(seq_lens, max_keys)
-    if chip_of(q.device) == "hopper":
+    if gpu_kind(q.device) == "hopper":
         from cpkit.kernels.paged_mqa_logits_gluon import paged_mqa_logits_hopper  # for NVIDIA builds of Triton only
 
         paged_mqa_logits_hopper(q, cache, weights, seq_lens, block_tables, schedule, out)

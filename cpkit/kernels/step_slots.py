@@ -9,9 +9,9 @@ dcp_size=1, block_size=2, compress_ratio=2, states_per_block=2, kpool=4; block t
     slot of the state    -  6  -  7  -  -     3 * 2 + 0, 3 * 2 + 1: beside the state's last token
     slot in the tail    20 21 22 23 20  -     every rank keeps the tail, whoever writes the token
 
-writes_kv: [num_tokens] bool, this rank's copy
-of the token writes its KV; None: all do. Block tables: [num_rows, width] int32. Each out: int64, of one length of at
-least num_tokens, -1 where nothing is written, behind the last token in full.
+writes_kv: [num_tokens] bool, this rank's copy of the token writes its KV; None: all do. Block tables: [num_rows, width]
+int32. Each out: int64, of one length of at least num_tokens, -1 where nothing is written, behind the last token in
+full.
 """
 
 from dataclasses import dataclass

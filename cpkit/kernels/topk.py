@@ -22,7 +22,7 @@ import triton.language as tl
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import INT32_MAX, check_positive, check_ranges, check_tensor
-from cpkit.kernels.chip import chip_of
+from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.topk_cuda import topk_rows
 from cpkit.kernels.topk_torch import sorted_topk
 
@@ -142,7 +142,7 @@ def topk(
         return out
     if M == 0:
         return out
-    if chip_of(logits.device) != "other":
+    if gpu_kind(logits.device) != "other":
         topk_rows(logits, key_start, key_end, out)
         return out
     strides = (logits.stride(0), out.stride(0))

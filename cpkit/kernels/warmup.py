@@ -5,7 +5,7 @@ from the deployment's sizes, and kernels are told not to look at the values of o
 length of 1, nor a pointer off its 16 bytes, nor a sum beyond 2^31 makes a key of its own. The list is thus complete,
 and the same on every rank.
 
-    deployment = Deployment(block_size=64, dcp_size=8, interleave=64, states=((4, 64),), index_dim=128)
+    deployment = KernelSizes(block_size=64, dcp_size=8, interleave=64, states=((4, 64),), index_dim=128)
     [key.name for key in compile_keys(deployment)]      what will be compiled
     warm_up(deployment, torch.device("cuda"))           compiles and loads it
 """
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from cpkit.errors import ConfigError
-from cpkit.kernels.chip import Chip, chip_of
-from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.gpu_kind import GpuKind, gpu_kind
 from cpkit.kernels.registry.entry import KernelEntry
 from cpkit.kernels.registry.gather import cache_keys
 from cpkit.kernels.registry.indexer import indexer_keys
 from cpkit.kernels.registry.metadata import metadata_keys
 from cpkit.kernels.registry.metadata_rows import row_keys
+from cpkit.kernels.registry.sizes import KernelSizes
 from cpkit.kernels.topk_cuda import build
 
 POINTERS = {
@@ -37,24 +37,24 @@ POINTERS = {
 }
 
 
-def compile_keys(deployment: Deployment, chip: Chip = "hopper") -> list[KernelEntry]:
+def compile_keys(deployment: KernelSizes, gpu: GpuKind = "hopper") -> list[KernelEntry]:
     """Every key of the kernels of metadata, caches, key gathers and the indexer of a deployment."""
     keys = [*metadata_keys(deployment), *row_keys(deployment), *cache_keys(deployment)]
-    return [*keys, *indexer_keys(deployment, chip)]
+    return [*keys, *indexer_keys(deployment, gpu)]
 
 
-def warm_up(deployment: Deployment, device: torch.device) -> int:
+def warm_up(deployment: KernelSizes, device: torch.device) -> int:
     """Compile and load every key by a launch of no programs; returns how many there are. On NVIDIA topk.cu, which has
     no keys, is built too where there is an indexer.
     """
     if device.type == "cpu":
         raise ConfigError("warm_up on cpu: kernels are compiled for the device that runs them; name a GPU")
-    chip = chip_of(device)
-    keys = compile_keys(deployment, chip)
+    gpu = gpu_kind(device)
+    keys = compile_keys(deployment, gpu)
     for key in keys:
         arguments = {name: stand_in(spelled, device) for name, spelled in key.types.items()}
         key.kernel[(0,)](**arguments, **key.constants, **key.options)
-    if deployment.index_heads and chip != "other":
+    if deployment.index_heads and gpu != "other":
         build(device)
     return len(keys)
 

@@ -35,7 +35,7 @@ def check_room(name: str, num_blocks: int, room: int, model: Model, topology: To
     if num_blocks * each > room:
         raise InputError(
             f"{name}: a pool of {num_blocks:,} KV blocks (up to the highest block id) takes {_gib(num_blocks * each)} "
-            f"of caches on each rank, and there is room for {max(room // each, 0):,} blocks ({_gib(room)}): run "
+            f"of caches on each rank, and there is room for {room // each:,} blocks ({_gib(room)}): run "
             "shorter sequences or fewer of them, or name blocks by small ids"
         )
 

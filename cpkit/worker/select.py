@@ -4,9 +4,8 @@
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
 
 A selection is [tokens, k] int64: positions among the request's indexer keys (states, or pools of them) in no order,
-then -1. Candidates are
-packed, 12 bytes each, from where they are found: top-k, packing and the best of all ranks are a launch each and one
-collective.
+then -1. Candidates are packed, 12 bytes each, from where they are found: top-k, packing and the best of all ranks are a
+launch each and one collective.
 """
 
 from collections.abc import Iterator, Sequence

@@ -95,7 +95,7 @@ def portable(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **options: Any) -> Any:
         with ExitStack() as stack:
             for module in (prefill, decode, selection):
-                stack.enter_context(mock.patch.object(module, "chip_of", return_value="other"))
+                stack.enter_context(mock.patch.object(module, "gpu_kind", return_value="other"))
             return call(*args, **options)
 
     return run

@@ -26,7 +26,7 @@ from cpkit.kernels.compressed_slots import (
 from cpkit.kernels.dcp_local_lens import _dcp_local_lens_kernel, dcp_local_lens
 from cpkit.kernels.deinterleave import _deinterleave_kernel, deinterleave_idx
 from cpkit.kernels.gather_lens import _gather_lens_kernel, gather_lens
-from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.registry.sizes import KernelSizes
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, _step_slots_kernel, step_slots
 from cpkit.kernels.tail_slots import _tail_slots_kernel, tail_slots
 from cpkit.kernels.token_to_req import BatchRows, _token_to_req_kernel, token_to_req
@@ -45,9 +45,9 @@ KERNELS = (
     _token_to_req_kernel,
 )
 WORLDS = (
-    Deployment(block_size=64, states=((4, 64), (128, 2)), kpool=16),
-    Deployment(block_size=64, dcp_size=3, interleave=128, states=((4, 16), (128, 1))),
-    Deployment(block_size=16, pcp_size=2, dcp_size=8, interleave=64, states=((4, 16), (2, 8)), kpool=4),
+    KernelSizes(block_size=64, states=((4, 64), (128, 2)), kpool=16),
+    KernelSizes(block_size=64, dcp_size=3, interleave=128, states=((4, 16), (128, 1))),
+    KernelSizes(block_size=16, pcp_size=2, dcp_size=8, interleave=64, states=((4, 16), (2, 8)), kpool=4),
 )
 
 
@@ -113,7 +113,7 @@ class Compared:
         self.calls += 1
 
 
-def check_rows(compared: Compared, batch: Batch, world: Deployment, rng: random.Random) -> None:
+def check_rows(compared: Compared, batch: Batch, world: KernelSizes, rng: random.Random) -> None:
     """Every kernel over the rows of a batch, on one rank of a deployment."""
     rows, extra, tokens = batch.rows, rng.choice([0, 1, 300]), batch.tokens
     shard = Shard(dcp_size=world.dcp_size, dcp_rank=rng.randrange(world.dcp_size), interleave=world.interleave)
@@ -161,7 +161,7 @@ def check_rows(compared: Compared, batch: Batch, world: Deployment, rng: random.
 def check_step(
     compared: Compared,
     batch: Batch,
-    world: Deployment,
+    world: KernelSizes,
     shard: Shard,
     kind: tuple[int, int] | None,
     writes: torch.Tensor | None,
@@ -182,7 +182,7 @@ def check_step(
     compared("step_slots", call, *[batch.tokens] * (1 + (kind is not None) + (world.kpool > 0)))
 
 
-def check_lens(compared: Compared, world: Deployment, rng: random.Random, num_rows: int) -> None:
+def check_lens(compared: Compared, world: KernelSizes, rng: random.Random, num_rows: int) -> None:
     """Lengths of shards and of gathers, and the way back to token order."""
     loc = torch.randint(0, 50, (num_rows + 1,), device="cuda").cumsum(0).int()
     lens = loc.diff() + torch.randint(0, 5000, (num_rows,), dtype=torch.int32, device="cuda")

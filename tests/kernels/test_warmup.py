@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cpkit.errors import ConfigError
-from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.registry.sizes import KernelSizes
 from cpkit.kernels.warmup import compile_keys, warm_up
 
 RECORD = """
@@ -24,8 +24,8 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 # Tensors are nowhere: which chip they are on is said by the world, and nothing is launched.
-import cpkit.kernels.chip, cpkit.kernels.topk_cuda
-cpkit.kernels.chip.chip_of = lambda device: chip[0]
+import cpkit.kernels.gpu_kind, cpkit.kernels.topk_cuda
+cpkit.kernels.gpu_kind.gpu_kind = lambda device: chip[0]
 cpkit.kernels.topk_cuda.build = lambda device: built.append(device)
 cpkit.kernels.topk_cuda.launch = lambda *args: None
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
@@ -50,7 +50,7 @@ from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.paged_mqa_logits import paged_mqa_logits
 from cpkit.kernels.paged_rows import read_rows, write_rows
 from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, compact_slots, gathered_slots, shard_slots
-from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.registry.sizes import KernelSizes
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
@@ -239,7 +239,7 @@ def compare(states, on="other", **sizes):
     chip[:] = [on]
     states = tuple(map(tuple, states))
     sizes = {**sizes, "key_rows": tuple(map(tuple, sizes.get("key_rows", [])))}
-    d = Deployment(**sizes, states=states)
+    d = KernelSizes(**sizes, states=states)
     keys.clear()
     built.clear()
     warm_up(d, torch.device("meta"))
@@ -336,11 +336,11 @@ def test_b33_every_rank_launches_what_was_compiled(found, world):
 
 
 def test_keys_are_distinct():
-    deployment = Deployment(block_size=64, pcp_size=2, dcp_size=2, interleave=8, states=((4, 64), (8, 64)), kpool=4)
+    deployment = KernelSizes(block_size=64, pcp_size=2, dcp_size=2, interleave=8, states=((4, 64), (8, 64)), kpool=4)
     names = [key.name for key in compile_keys(deployment)]
     assert len(names) == len(set(names))
 
 
 def test_there_is_nothing_to_compile_on_a_cpu():
     with pytest.raises(ConfigError, match="warm_up on cpu"):
-        warm_up(Deployment(block_size=64), torch.device("cpu"))
+        warm_up(KernelSizes(block_size=64), torch.device("cpu"))

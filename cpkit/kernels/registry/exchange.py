@@ -7,8 +7,8 @@ import triton
 
 from cpkit.kernels import exchange_candidates as exchange
 from cpkit.kernels.candidates import token_order
-from cpkit.kernels.registry.deployment import Deployment
 from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.sizes import KernelSizes
 from cpkit.kernels.topk import TOPK
 
 BEST_SIZES = ((2, 512), (8, 2048))
@@ -22,7 +22,7 @@ def exchange_entries() -> list[KernelEntry]:
     return entries + [_best_entry(f"best_of_packed-k{k}-dcp{ranks}", ranks, k, packed=0) for ranks, k in BEST_SIZES]
 
 
-def exchange_keys(deployment: Deployment) -> list[KernelEntry]:
+def exchange_keys(deployment: KernelSizes) -> list[KernelEntry]:
     """Every kernel that any rank of a deployment launches in any step."""
     k, dcp_size, gathered = deployment.index_topk, deployment.dcp_size, token_order(0)
     orders = {(dcp_size, max(deployment.interleave // ratio, 1)) for ratio in deployment.ratios()}

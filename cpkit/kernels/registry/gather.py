@@ -7,8 +7,8 @@ kernel is compiled for each unit that such a stride can be counted in (words.py)
 import triton
 
 from cpkit.kernels import fp8, gather_keys, index_cache, meet, paged_rows, table_keys
-from cpkit.kernels.registry.deployment import SAMPLES, Deployment
 from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.sizes import SAMPLES, KernelSizes
 from cpkit.kernels.words import UNITS, WORD
 
 FULL = {"bf16": 8, "fp16": 8, "fp32": 4}
@@ -21,7 +21,7 @@ def gather_kernels() -> list[KernelEntry]:
     return list({entry.name: entry for entry in entries}.values())
 
 
-def cache_keys(deployment: Deployment) -> list[KernelEntry]:
+def cache_keys(deployment: KernelSizes) -> list[KernelEntry]:
     """Every kernel that any rank of a deployment launches in any step."""
     entries = [entry for row in deployment.key_rows for entry in _rows(*row)]
     dim = deployment.index_dim
@@ -54,7 +54,7 @@ def _collective(dim: int) -> list[KernelEntry]:
     return [KernelEntry(f"gather_keys-dim{dim}-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in UNITS]
 
 
-def _symmetric(deployment: Deployment) -> list[KernelEntry]:
+def _symmetric(deployment: KernelSizes) -> list[KernelEntry]:
     """A meeting, and token order out of the peers' buffers, or of their caches."""
     dim = deployment.index_dim
     sizes, options = _constants(gather_keys.row_sizes(dim))
@@ -74,7 +74,7 @@ def _meeting(num_ranks: int) -> KernelEntry:
     return KernelEntry(f"meet-{constants['RANKS']}", meet._meet_kernel, types, constants, {"num_warps": 1}, targets)
 
 
-def _tables(deployment: Deployment) -> list[KernelEntry]:
+def _tables(deployment: KernelSizes) -> list[KernelEntry]:
     """A rank's own keys through block tables."""
     dim, types = deployment.index_dim, {"cache": "*i32", **_table_types()}
     sizes, options = _constants(gather_keys.row_sizes(dim))
@@ -103,7 +103,7 @@ def _rows(main_bytes: int, side_bytes: int) -> list[KernelEntry]:
     return entries
 
 
-def _quantizers(deployment: Deployment) -> list[KernelEntry]:
+def _quantizers(deployment: KernelSizes) -> list[KernelEntry]:
     """Index queries, and index keys on their way into the cache."""
     dim, pow2 = deployment.index_dim, deployment.pow2_scales
     sizes, options = _constants(fp8.group_sizes(dim, pow2))

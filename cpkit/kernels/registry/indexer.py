@@ -1,16 +1,16 @@
 """Indexer kernels: logits for 32 and 64 heads, portable and Hopper, and top-k for every k.
 
-A chip launches some of them: Hopper the logits of its own, other GPUs the portable ones; top-k is compiled by Triton
+A GPU launches some of them: Hopper the logits of its own, other GPUs the portable ones; top-k is compiled by Triton
 where topk.cu, which is no kernel of this list, does not run.
 """
 
 from cpkit.kernels import mqa_logits, topk
 from cpkit.kernels import mqa_logits_gluon as hopper
-from cpkit.kernels.chip import Chip
-from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.gpu_kind import GpuKind
 from cpkit.kernels.registry.entry import KernelEntry, descriptor
 from cpkit.kernels.registry.exchange import exchange_keys
 from cpkit.kernels.registry.paged_logits import paged_logits_keys
+from cpkit.kernels.registry.sizes import KernelSizes
 
 
 def indexer_kernels() -> list[KernelEntry]:
@@ -19,15 +19,15 @@ def indexer_kernels() -> list[KernelEntry]:
     return [*entries, *map(_topk, topk.TOPK)]
 
 
-def indexer_keys(deployment: Deployment, chip: Chip) -> list[KernelEntry]:
-    """Every kernel that the indexer of a deployment launches on a chip in any step, the exchange over DCP included."""
+def indexer_keys(deployment: KernelSizes, gpu: GpuKind) -> list[KernelEntry]:
+    """Every kernel that the indexer of a deployment launches on a kind of GPU in any step, its exchange included."""
     H = deployment.index_heads
     if not H:
         return []
-    entries = _hopper_logits(H) if chip == "hopper" else [_portable_logits(H)]
-    if chip == "other":
+    entries = _hopper_logits(H) if gpu == "hopper" else [_portable_logits(H)]
+    if gpu == "other":
         entries.append(_topk(deployment.index_topk))
-    return [*entries, *paged_logits_keys(deployment, chip), *exchange_keys(deployment)]
+    return [*entries, *paged_logits_keys(deployment, gpu), *exchange_keys(deployment)]
 
 
 def _portable_logits(H: int) -> KernelEntry:

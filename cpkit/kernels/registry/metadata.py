@@ -11,8 +11,8 @@ from cpkit.kernels import (
     tail_slots,
     token_to_req,
 )
-from cpkit.kernels.registry.deployment import SAMPLES, Deployment
 from cpkit.kernels.registry.entry import KernelEntry
+from cpkit.kernels.registry.sizes import SAMPLES, KernelSizes
 
 _ROWS = {"query_start_loc": "*i32", "seq_lens": "*i32", "row_stride": "*i32", "strided": "i32", "num_rows": "i32"}
 
@@ -23,7 +23,7 @@ def metadata_kernels() -> list[KernelEntry]:
     return list({entry.name: entry for entry in entries}.values())
 
 
-def metadata_keys(deployment: Deployment) -> list[KernelEntry]:
+def metadata_keys(deployment: KernelSizes) -> list[KernelEntry]:
     """Every kernel that any rank of a deployment launches in any step."""
     entries = [_token_to_req(), _gather_lens(), *_step_slots(deployment), *_compressed_slots(deployment)]
     if deployment.kpool:
@@ -44,7 +44,7 @@ def _gather_lens() -> KernelEntry:
     return make_entry("gather_lens", gather_lens, "_gather_lens_kernel", types, {})
 
 
-def _compressed_slots(deployment: Deployment) -> list[KernelEntry]:
+def _compressed_slots(deployment: KernelSizes) -> list[KernelEntry]:
     """Under PCP + DCP the packed form and its inverse, else each rank's own slots."""
     packed = deployment.pcp_size > 1 and deployment.dcp_size > 1
     types = {**_ROWS, "tokens": "*i1" if packed else "*i64", "block_tables": "*i32", "out": "*i64", "width": "i32"}
@@ -67,7 +67,7 @@ def _tail_slots(kpool: int) -> KernelEntry:
     return make_entry("tail_slots", tail_slots, "_tail_slots_kernel", types, {"KPOOL": kpool})
 
 
-def _step_slots(deployment: Deployment) -> list[KernelEntry]:
+def _step_slots(deployment: KernelSizes) -> list[KernelEntry]:
     """With and without the states of each cache, with and without the tail where there is one."""
     types = {**_ROWS, "writes_kv": "*i1", "masked": "i32", "token_width": "i32", "state_width": "i32"}
     types |= {f"{kind}_tables": "*i32" for kind in ("token", "state", "tail")}
@@ -84,7 +84,7 @@ def _step_slots(deployment: Deployment) -> list[KernelEntry]:
     return entries
 
 
-def _placement(deployment: Deployment, interleave: int) -> list[KernelEntry]:
+def _placement(deployment: KernelSizes, interleave: int) -> list[KernelEntry]:
     """Lengths of shards, and under PCP + DCP the way back to token order; interleave in keys."""
     constants = dcp_local_lens.shard_constants(deployment.dcp_size, interleave)
     entries = []
@@ -99,7 +99,7 @@ def _placement(deployment: Deployment, interleave: int) -> list[KernelEntry]:
     return entries
 
 
-def _key_interleaves(deployment: Deployment) -> list[int]:
+def _key_interleaves(deployment: KernelSizes) -> list[int]:
     """The interleaves of all kinds of caches, in their keys."""
     if deployment.dcp_size == 1:
         return [1]

@@ -6,9 +6,9 @@ its DCP placement, its block size.
 
 from cpkit.kernels import decode_lens, key_ranges, position_slots, swa_indices, tile_schedule
 from cpkit.kernels.dcp_local_lens import shard_constants
-from cpkit.kernels.registry.deployment import SAMPLES, Deployment
 from cpkit.kernels.registry.entry import KernelEntry
 from cpkit.kernels.registry.metadata import make_entry
+from cpkit.kernels.registry.sizes import SAMPLES, KernelSizes
 
 
 def row_kernels() -> list[KernelEntry]:
@@ -17,7 +17,7 @@ def row_kernels() -> list[KernelEntry]:
     return list({entry.name: entry for entry in entries}.values())
 
 
-def row_keys(deployment: Deployment) -> list[KernelEntry]:
+def row_keys(deployment: KernelSizes) -> list[KernelEntry]:
     """Every kernel that any rank of a deployment launches in any step."""
     entries = [*_schedules(), *_windows(deployment)]
     for ratio in deployment.ratios():
@@ -35,7 +35,7 @@ def _types(pointers: str, counts: str, strides: str = "") -> dict[str, str]:
     return {name: kind for kind, names in kinds for name in names.split()}
 
 
-def _ranges(deployment: Deployment, ratio: int) -> KernelEntry:
+def _ranges(deployment: KernelSizes, ratio: int) -> KernelEntry:
     """Under PCP + DCP ranges in gathered keys, else in a rank's own."""
     types = _types(
         "query_start_loc seq_lens row_stride key_start_loc key_start key_end key_rows",
@@ -48,7 +48,7 @@ def _ranges(deployment: Deployment, ratio: int) -> KernelEntry:
     return make_entry("key_ranges", key_ranges, "_key_ranges_kernel", types, constants)
 
 
-def _windows(deployment: Deployment) -> list[KernelEntry]:
+def _windows(deployment: KernelSizes) -> list[KernelEntry]:
     types = _types(
         "query_start_loc seq_lens token_to_req block_tables replay_start row_stride indices lens",
         "num_replayed strided num_rows token_offset num_out window_size index_width table_width",
@@ -69,7 +69,7 @@ def _windows(deployment: Deployment) -> list[KernelEntry]:
     ]
 
 
-def _decodes(deployment: Deployment, ratio: int) -> list[KernelEntry]:
+def _decodes(deployment: KernelSizes, ratio: int) -> list[KernelEntry]:
     types = _types(
         "query_start_loc seq_lens block_tables row_lens global_lens query_lens row_req row_tables",
         "num_reqs num_rows width table_width",
@@ -84,7 +84,7 @@ def _decodes(deployment: Deployment, ratio: int) -> list[KernelEntry]:
     ]
 
 
-def _slots(deployment: Deployment, keys_per_block: int, interleave: int) -> list[KernelEntry]:
+def _slots(deployment: KernelSizes, keys_per_block: int, interleave: int) -> list[KernelEntry]:
     """Positions and slots of one type, int32 or int64; interleave in keys."""
     shard = shard_constants(deployment.dcp_size, interleave)
     cache = {"BLOCK_SIZE": keys_per_block, **shard}

@@ -6,9 +6,9 @@ many columns as 64 with 1 or 2, and are summed as with 1 or 8.
 
 from cpkit.kernels import paged_mqa_logits as portable
 from cpkit.kernels import paged_mqa_logits_gluon as hopper
-from cpkit.kernels.chip import Chip
-from cpkit.kernels.registry.deployment import Deployment
+from cpkit.kernels.gpu_kind import GpuKind
 from cpkit.kernels.registry.entry import KernelEntry, descriptor
+from cpkit.kernels.registry.sizes import KernelSizes
 
 SIZES = ((32, 1), (32, 8), (64, 1), (64, 2), (64, 4))
 """Index heads, and query tokens of a row."""
@@ -19,11 +19,11 @@ def paged_logits_entries() -> list[KernelEntry]:
     return [entry for size in SIZES for entry in (*_portable(*size), _hopper(*size))]
 
 
-def paged_logits_keys(deployment: Deployment, chip: Chip) -> list[KernelEntry]:
-    """Every kernel that decode rows of up to so many query tokens launch on a chip."""
+def paged_logits_keys(deployment: KernelSizes, gpu: GpuKind) -> list[KernelEntry]:
+    """Every kernel that decode rows of up to so many query tokens launch on a kind of GPU."""
     H = deployment.index_heads
     shared = {hopper.tokens_at_once(H, tokens + 1) for tokens in range(deployment.query_tokens)}
-    if chip == "hopper":
+    if gpu == "hopper":
         return [_hopper(H, tokens) for tokens in sorted(shared)]
     return [entry for tokens in sorted(shared) for entry in _portable(H, tokens)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class KernelSizes:
     """The sizes that kernels are compiled with.
 
     pcp_size, dcp_size, interleave: the topology; interleave in tokens. block_size: tokens of a cache block.
@@ -44,7 +44,7 @@ class Deployment:
 
 
 SAMPLES = {
-    "one-rank": Deployment(
+    "one-rank": KernelSizes(
         block_size=64,
         states=((4, 64), (128, 2)),
         kpool=16,
@@ -55,7 +55,7 @@ SAMPLES = {
         index_dtypes=("bf16", "fp16", "fp32"),
         pow2_scales=True,
     ),
-    "sharded": Deployment(
+    "sharded": KernelSizes(
         block_size=64,
         pcp_size=8,
         dcp_size=8,
@@ -66,8 +66,8 @@ SAMPLES = {
         index_dim=128,
         symmetric=True,
     ),
-    "gathered": Deployment(block_size=64, pcp_size=2, dcp_size=2, key_rows=((656, 0),), index_dim=128),
-    "odd": Deployment(
+    "gathered": KernelSizes(block_size=64, pcp_size=2, dcp_size=2, key_rows=((656, 0),), index_dim=128),
+    "odd": KernelSizes(
         block_size=100,
         dcp_size=5,
         interleave=21,

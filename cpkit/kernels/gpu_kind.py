@@ -1,15 +1,15 @@
-"""Which chip a kernel runs on, where several are written for the same work: Hopper has logits kernels of its own,
-NVIDIA GPUs have a top-k of their own, and every other GPU takes the portable ones.
+"""Which of several kernels for the same work a device runs: Hopper has logits kernels of its own, all NVIDIA GPUs have
+a top-k of their own, and every other device takes the portable ones.
 """
 
 from typing import Literal
 
 import torch
 
-Chip = Literal["hopper", "nvidia", "other"]
+GpuKind = Literal["hopper", "nvidia", "other"]
 
 
-def chip_of(device: torch.device) -> Chip:
+def gpu_kind(device: torch.device) -> GpuKind:
     """hopper: compute capability 9.0; nvidia: the others of its maker; other: anything else, a CPU too."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "other"
