@@ -160,6 +160,15 @@ def test_other_files_are_refused(tmp_path, text):
         read_sweep(path)
 
 
+def test_a_sweep_that_served_nothing_is_not_drawn(tmp_path):
+    head = {"format": "cpkit-sweep-1", "cpkit": "0", "trace": "t.csv", "model": "m", "chip": "h200", "sweep": "x"}
+    rows = [head, *({**one.to_json(), "finished": 0, "refused": 9} for one in make_sweep(2).outcomes)]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="no deployment of this sweep served a request"):
+        read_sweep(path)
+
+
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
 
 
@@ -227,8 +236,19 @@ def test_words_of_capacity(figures, tmp_path):
     draw_capacity(lines, tmp_path / "picture.png")
     check_words(*figures[0])
     caption = figures[0][0].get_supxlabel().replace("\n", " ")
-    assert "Hollow: refused by vllm-flashmla-padding" in caption and "Not drawn: h100 dcp 1: no room for KV" in caption
+    assert "Hollow: refused by vllm-flashmla-padding (h200 dcp 8; b200 dcp 8)" in caption
+    assert "Not drawn: h100 dcp 1: no room for KV" in caption
     assert all(kind in caption for kind in ("Counted", "Hardware file", "Assumed"))
+
+
+def test_what_is_missing_for_one_reason_is_told_once(figures, tmp_path):
+    limits = Limits(published_fields(*load_config("deepseek-v3.2")), MODEL.max_model_len)
+    draw_capacity(
+        [fits(MODEL, "sglang", chip(name), limits, tp=8, pcp=1) for name in ("h200", "h100")], tmp_path / "a.png"
+    )
+    caption = figures[0][0].get_supxlabel().replace("\n", " ")
+    assert "Hollow: refused by sglang-dcp-backend (h200 dcp 2, 4, 8)." in caption
+    assert caption.count("Not drawn") == 1 and "Not drawn: h100 dcp 1, 2, 4, 8: no room for KV on h100" in caption
 
 
 def test_words_of_ttft(figures, tmp_path):

@@ -111,22 +111,25 @@ def _gains(ax: "Axes", line: ChipFits) -> None:
 
 def _refusals(lines: Sequence[ChipFits]) -> list[str]:
     """Why marks are hollow."""
-    refused: dict[str, list[str]] = {}
-    for line in lines:
-        for fit in line.fits:
-            for rule in fit.refused if fit.memory else ():
-                refused.setdefault(rule, []).append(f"{line.chip.name} dcp {fit.dcp}")
-    if not refused:
-        return []
-    told = "; ".join(f"{rule} ({', '.join(where)})" for rule, where in refused.items())
-    return [f"Hollow: refused by {told}."]
+    places = [
+        (rule, line.chip.name, fit.dcp) for line in lines for fit in line.fits if fit.memory for rule in fit.refused
+    ]
+    told = "; ".join(f"{rule} ({where})" for rule, where in _by_reason(places).items())
+    return [f"Hollow: refused by {told}."] if told else []
 
 
 def _without_room(lines: Sequence[ChipFits]) -> list[str]:
-    """Which points are missing, and why; chips that lack one for the same reason together."""
-    chips: dict[tuple[int, str], list[str]] = {}
-    for line in lines:
-        for fit in line.fits:
-            if fit.memory is None:
-                chips.setdefault((fit.dcp, fit.but), []).append(line.chip.name)
-    return [f"Not drawn: {', '.join(names)} dcp {dcp}: {but}." for (dcp, but), names in sorted(chips.items())]
+    """Which points are missing, and why."""
+    places = [(fit.but, line.chip.name, fit.dcp) for line in lines for fit in line.fits if fit.memory is None]
+    return [f"Not drawn: {where}: {but}." for but, where in _by_reason(places).items()]
+
+
+def _by_reason(places: Sequence[tuple[str, str, int]]) -> dict[str, str]:
+    """Chips and their dcp for each reason.  (a, h200, 2) (a, h200, 4) (b, h100, 8): a h200 dcp 2, 4; b h100 dcp 8"""
+    chips: dict[str, dict[str, list[str]]] = {}
+    for reason, chip, dcp in places:
+        chips.setdefault(reason, {}).setdefault(chip, []).append(f"{dcp}")
+    return {
+        reason: "; ".join(f"{chip} dcp {', '.join(sizes)}" for chip, sizes in found.items())
+        for reason, found in chips.items()
+    }

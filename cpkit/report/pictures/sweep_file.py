@@ -39,6 +39,8 @@ def read_sweep(path: Path | str) -> Sweep:
         raise InputError(f"{path}: not what `cpkit sweep --results` or `--json` writes ({error})") from error
     if not sweep.outcomes:
         raise InputError(f"{path}: no deployment was replayed in this sweep")
+    if not any(outcome.finished for outcome in sweep.outcomes):
+        raise InputError(f"{path}: no deployment of this sweep served a request")
     return sweep
 
 
