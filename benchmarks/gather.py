@@ -13,7 +13,6 @@ likewise. Either run replaces its own part of the file.
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ import torch
 from benchmarks.cases import COPIES, Case, run_case
 from benchmarks.gather_ranks import several
 from benchmarks.index_keys import BLOCK, DIM, ROW, SIZES, paged, same, some_bytes
-from benchmarks.timing import Work, copy_gb_per_s, write_result
+from benchmarks.timing import Work, copy_gb_per_s, keep_part
 from cpkit.comm.launcher import detect
 from cpkit.kernels.deinterleave import deinterleave_idx_reference
 from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, split_planes
@@ -191,10 +190,7 @@ def main() -> None:
     many = launch.world_size > 1
     setup, rows = several() if many else single(vllm)
     if launch.rank == 0:
-        parts = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-        kept = {name: parts[name] for name in ("one_gpu", "several_gpus") if name in parts}
-        kept["several_gpus" if many else "one_gpu"] = {"setup": setup, "rows": rows}
-        write_result(args.out, **kept)
+        keep_part(args.out, "several_gpus" if many else "one_gpu", {"setup": setup, "rows": rows})
 
 
 if __name__ == "__main__":

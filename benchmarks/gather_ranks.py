@@ -49,16 +49,22 @@ def check_exchange(works: dict[str, Work], want: IndexKeys, out: IndexKeys, shap
         dist.barrier()
 
 
-def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -> dict[str, Any]:
-    """All ways from the ranks' shards to keys in token order, contiguous shards first, then from the pages."""
-    shard, size = num_keys // peers.size, peers.size
-    num_bytes = packed_bytes(shard, DIM)
+def rank_pages(place: int, shard: int, size: int) -> tuple[torch.Tensor, KeyTable, KeyTable]:
+    """A rank's cache, and by block tables that all ranks have the same: its own keys, and those of all."""
     torch.manual_seed(place)
     cache, table = paged(shard)
-    torch.manual_seed(99)  # all ranks have the same block tables
+    torch.manual_seed(99)
     tables = torch.randperm(len(cache), device="cuda").int().view(4, -1)
-    table = KeyTable(table.local_start, tables, table.key_lens, shard, BLOCK)
-    everywhere = KeyTable(table.local_start, tables, (table.key_lens * size).int(), shard, BLOCK)
+    own = KeyTable(table.local_start, tables, table.key_lens, shard, BLOCK)
+    return cache, own, KeyTable(table.local_start, tables, (table.key_lens * size).int(), shard, BLOCK)
+
+
+def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -> dict[str, Any]:
+    """All ways from the ranks' shards to keys in token order, contiguous shards first, then from the pages."""
+    size = peers.size
+    shard = num_keys // size
+    num_bytes = packed_bytes(shard, DIM)
+    cache, table, everywhere = rank_pages(place, shard, size)
     pages = peers.allocate(cache.numel())
     pages.own.copy_(cache.view(-1))
     buffers = [peers.allocate(num_bytes) for _ in range(2)]

@@ -15,7 +15,6 @@ rates of the same run; logits are in no floor. Either run replaces its own part 
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -30,7 +29,7 @@ import torch.distributed as dist
 from benchmarks.gather_ranks import peer_copy_gb_per_s
 from benchmarks.indexer import ceilings
 from benchmarks.indexer_rank import Activations, Mark, PeerStep, RankStep, make_activations
-from benchmarks.timing import write_result
+from benchmarks.timing import keep_part
 from cpkit.budget import default_budget
 from cpkit.comm.base import Comm
 from cpkit.comm.connect import make_comm
@@ -60,7 +59,7 @@ RESULT = Path("benchmarks/results/indexer_step.json")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """gather: of keys, under PCP + DCP."""
+    """How ranks share a step. gather: how they gather keys, under PCP + DCP."""
 
     topology: Topology
     gather: str = ""
@@ -261,13 +260,6 @@ def print_row(row: dict[str, Any]) -> None:
     spread = "{:.3f}..{:.3f}".format(*row["spread_ms"])
     ratios = {name: row[name] for name in ("floor_ms", "times_faster_than_peers", "speed_up", "met") if name in row}
     print(f"{row['context']:>9,}  {row['world']:25} {row['way']:10} ms: {ms} ({spread})  {ratios}", flush=True)
-
-
-def keep_part(path: Path, name: str, part: Any) -> None:
-    """Put this run's part into the file, the other's beside it."""
-    parts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    kept = {key: parts[key] for key in ("one_gpu", "several_gpus") if key in parts}
-    write_result(path, **{**kept, name: part})
 
 
 def main() -> None:

@@ -67,3 +67,10 @@ def write_result(path: Path, **parts: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def keep_part(path: Path, name: str, part: Any) -> None:
+    """Put a run's part, one_gpu or several_gpus, into a file; the other part stays, with the day of its run."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = {key: {"date": before["date"], **before[key]} for key in ("one_gpu", "several_gpus") if key in before}
+    write_result(path, **{**kept, name: part})
