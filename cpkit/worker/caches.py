@@ -95,8 +95,8 @@ def row_format(layer: Layer) -> RowFormat:
 class LayerCaches:
     """Pages of one layer on one rank.
 
-    states_per_block, index_block: keys of a latent and of an index block (without an indexer as many). window_block:
-        tokens of a window block.
+    states_per_block, index_block: keys of a latent and of an index block (without an indexer as many).
+    window_block: tokens of a window block.
     latent, index, window: [blocks, page bytes] uint8, None where the layer has none.
     backend: of the kernels that write, read and find rows, torch or triton.
     """
@@ -174,11 +174,6 @@ def make_caches(
     """Fresh caches of a layer; num_blocks: block ids of the pool, the null block included. Raises ConfigError."""
     form = row_format(layer)
     states = topology.block_size // layer.compress_ratio if layer.compress_ratio else 0
-    if topology.block_size % max(layer.chunk_ratio, 1):
-        raise ConfigError(
-            f"block_size={topology.block_size} with an indexer that scores pools of {layer.chunk_ratio} tokens: a "
-            "block would end inside a pool"
-        )
     index_block = topology.block_size // layer.chunk_ratio if layer.chunk_ratio else 0
 
     def pages(blocks: int, page_bytes: int) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ SIZES = [(700, 100, 2, 8), (65, 65, 2, 100), (3, 3, 1, 2), (130, 2, 2, 500)]
 """context, query tokens, index heads, keys picked."""
 
 
-def selections(topology, sizes, backend, gather="collective"):
+def selections(topology, sizes, backend):
     """By rank: what it calls each of its ways, the tokens it has, and their selections as sorted lists."""
     context, num_new, heads, k = sizes
     settings, layer = settings_of(topology, context, logits_bytes=4 * context * 7)
@@ -26,10 +26,10 @@ def selections(topology, sizes, backend, gather="collective"):
 
     def program(comm):
         data = make_activations(context, num_new, heads, comm.device)
-        keys = None
+        gather = None
         if topology.dcp > 1 and topology.pcp > 1:
-            keys = make_key_gather(comm, gather, dim=128, max_keys=context, backend=backend, timeout_s=9)
-        step = RankStep(comm, settings, layer, data, backend, keys)
+            gather = make_key_gather(comm, "collective", dim=128, max_keys=context, backend=backend, timeout_s=9)
+        step = RankStep(comm, settings, layer, data, backend, gather)
         marks = []
         found = {way: torch.cat(step.run(way, marks.append)).sort(dim=1).values for way in step.ways}
         return step.own_tokens.tolist(), {way: rows.tolist() for way, rows in found.items()}, marks, step.num_scores()
