@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-RESULTS = {"cpu": ROOT / "benchmarks" / "results" / "guard.json", "cuda": ROOT / "benchmarks/results/guard_nccl.json"}
+RESULTS = {"cpu": ROOT / "benchmarks/results/guard.json", "cuda": ROOT / "benchmarks/results/guard_nccl.json"}
 WORK_S = 0.005
 GATHERS, TURNS = 200, 10
 

@@ -33,7 +33,7 @@ from benchmarks.timing import keep_part
 from cpkit.budget import default_budget
 from cpkit.comm.base import Comm
 from cpkit.comm.connect import make_comm
-from cpkit.comm.key_gather import make_key_gather
+from cpkit.comm.key_gather import KeyGather, make_key_gather
 from cpkit.comm.launcher import Launch, detect
 from cpkit.comm.simulated import run_ranks
 from cpkit.comm.symmetric import PeerGroup
@@ -148,7 +148,12 @@ def check_some_rows(step: RankStep, found: torch.Tensor) -> None:
 
 
 def run_world(
-    comm: Comm, world: World, data: Activations, rates: dict[str, float], want: torch.Tensor | None, gather: Any = None
+    comm: Comm,
+    world: World,
+    data: Activations,
+    rates: dict[str, float],
+    want: torch.Tensor | None,
+    gather: KeyGather | None = None,
 ) -> tuple[list[dict[str, Any]], torch.Tensor]:
     """Rows of one world and context, and the selection of this rank's tokens; want: that of all tokens by one rank."""
     torch.cuda.set_device(comm.device)  # simulated ranks are threads, which start on the first GPU
@@ -170,7 +175,9 @@ def run_world(
     return rows, want
 
 
-def one_rank(device: torch.device, data: Activations, rates: dict[str, float]) -> tuple[list[dict[str, Any]], Any]:
+def one_rank(
+    device: torch.device, data: Activations, rates: dict[str, float]
+) -> tuple[list[dict[str, Any]], torch.Tensor]:
     """A step without other ranks, on this process's GPU."""
     world = World(Topology(interleave=64))
     [(rows, found)] = run_ranks(world.topology, lambda comm: run_world(comm, world, data, rates, None), device=device)
