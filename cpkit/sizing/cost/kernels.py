@@ -15,13 +15,12 @@ from functools import cached_property
 from cpkit.errors import ConfigError
 from cpkit.sizing.chips import Chip, chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.tables import KernelTable, kernel_tables
+from cpkit.sizing.cost.tables import KernelTable, kernel_tables, table_origins
 from cpkit.sizing.figures import Figure
 
 BLACKWELL_HEADS = 128
 """Heads that FlashMLA's sparse prefill computes on Blackwell at least: with 64 it takes as long on B200 as on H200."""
 
-VENDOR = "aiconfigurator-core 0.12.0"
 Work = Callable[[float, float, int], tuple[float, float]]
 """Flops and bytes of a kernel from query rows, keys a row, and heads."""
 
@@ -145,7 +144,7 @@ class Kernels:
                 continue
             where = self.chip if name in shipped else chip("h200")
             heads = BLACKWELL_HEADS if name == "sparse_prefill" and where.is_blackwell else kernel.heads
-            said = f"{name} on {where.name} ({'this project' if name == 'sparse_decode' else VENDOR})"
+            said = f"{name} on {where.name} ({table_origins(where.name)[name]})"
             found[name] = Source((shipped if name in shipped else other)[name], heads, where, said)
         return found
 

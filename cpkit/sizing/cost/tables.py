@@ -10,7 +10,7 @@ A kernel's table has one curve for each number of query rows: time over the mean
 import csv
 import gzip
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +18,10 @@ from importlib import resources
 
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200"}
 """The tables' names of chips."""
+
+
+ORIGINS = {"vendor": "aiconfigurator-core 0.12.0", "own": "this project"}
+"""Who measured a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,16 @@ def kernel_tables(chip: str) -> dict[str, KernelTable]:
         if row["system"] == SYSTEMS.get(chip):
             points[row["kernel"]][float(row["rows"])].append((float(row["keys"]), 1e-3 * float(row["ms"])))
     return {kernel: _table(by_rows) for kernel, by_rows in points.items()}
+
+
+@cache
+def table_origins(chip: str) -> dict[str, str]:
+    """Who measured a chip's tables, by kernel; who has most points first."""
+    points: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for row in _rows("kernels.csv.gz"):
+        if row["system"] == SYSTEMS.get(chip):
+            points[row["kernel"]][ORIGINS[row["origin"]]] += 1
+    return {kernel: ", ".join(name for name, _ in found.most_common()) for kernel, found in points.items()}
 
 
 def _table(by_rows: dict[float, list[tuple[float, float]]]) -> KernelTable:

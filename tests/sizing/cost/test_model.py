@@ -189,6 +189,19 @@ def test_outside_its_table_a_kernel_reads_no_faster_than_the_memory(rows, keys):
     assert figure.value / (rows * keys) == pytest.approx(at_64, rel=0.1), "64 x 131,072 was measured"
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "who"),
+    [
+        pytest.param("mqa_logits", (4096, 65536, 32), "(aiconfigurator-core 0.12.0)", id="vendor's"),
+        pytest.param("sparse_decode", (64, 2048, 128), "(this project)", id="own"),
+        pytest.param("mqa_logits_decode", (64, 65536, 64), "(aiconfigurator-core 0.12.0, this project)", id="both"),
+    ],
+)
+def test_a_time_names_all_who_measured_its_table(name, shape, who):
+    figure = Kernels(chip("h200"), Assumptions()).seconds(name, *shape)
+    assert (figure.kind, figure.source) == ("measured", f"{name} on h200 {who}")
+
+
 def test_tables_that_are_given_take_the_place_of_the_shipped_ones():
     own = {"mqa_logits": (KernelTable((64.0, 128.0), (Curve((1, 9), (1, 9)), Curve((1, 9), (2, 18)))), 64)}
     kernels = Kernels(chip("h200"), Assumptions(), own)
