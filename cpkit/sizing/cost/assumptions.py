@@ -7,7 +7,7 @@ from cpkit.errors import ConfigError
 REASONS = {
     "gemm_share": "share of the peak that large products reach; 1,258 of 1,979 TFLOP/s in fp8 at 8,192^3 on an H200",
     "expert_share": "the same for the grouped products of experts, whose groups are uneven",
-    "memory_share": "share of the peak bandwidth that reading weights and rows reaches; copies: 4,280 of 4,800 GB/s, H200",
+    "memory_share": "share of the peak bandwidth that reading weights and rows reaches; a copy: 4,280 of 4,800 GB/s",
     "kernel_s": "least time of one kernel inside a CUDA graph",
     "small_kernels": "kernels of a layer beside the others (norms, rotary, ..); fitted to SGLang's decode blocks",
     "row_passes": "hidden rows that they read or write a token: norms 8, quantization 5, products 8, routing 7",
