@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+RUN_KINDS = ("dsa", "c4a", "c128a", "swa")
+"""Kinds of layers that the rank program runs; others are planned and simulated alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Index:

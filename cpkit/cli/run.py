@@ -11,9 +11,10 @@ from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.comm.patience import TIMEOUT_S
 from cpkit.errors import ConfigError, DesyncError, InputError, PlanError, print_error
+from cpkit.layers import RUN_KINDS
 from cpkit.model import Model
 from cpkit.run.injection import KINDS, Injection
-from cpkit.run.model import RUN_KINDS, run_model
+from cpkit.run.model import run_model
 
 if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
     from cpkit.activations.generate import Activations

@@ -3,11 +3,8 @@
 from dataclasses import replace
 
 from cpkit.errors import ConfigError
-from cpkit.layers import Layer
+from cpkit.layers import RUN_KINDS, Layer
 from cpkit.model import Model
-
-RUN_KINDS = ("dsa", "c4a", "c128a", "swa")
-"""Kinds of layers that the rank program knows."""
 
 
 def run_model(model: Model, kind: str | None, num_heads: int | None) -> Model:

@@ -73,7 +73,6 @@ V32_NO_ROPE = RowFormat(
 )
 """Of a model whose keys have no rope part: the same row, which keeps zeros there."""
 V4 = RowFormat("fp8 584", V4_DIM, V4_BYTES, pack_v4_rows, unpack_v4_rows, insert_v4_rows, gather_v4_rows)
-FORMATS = (V32, V4)
 KINDS = {"dsa": (V32, V32_NO_ROPE), "c4a": (V4,), "c128a": (V4,), "swa": (V4,)}
 """Kinds of layers that the program runs, and the formats that their rows may have."""
 

@@ -41,7 +41,7 @@ def test_names_that_modules_without_torch_repeat():
     pytest.importorskip("torch")
     from cpkit.cli.run import COMMS
     from cpkit.comm.connect import KINDS as COMM_KINDS
-    from cpkit.run.model import RUN_KINDS
+    from cpkit.layers import RUN_KINDS
     from cpkit.worker.caches import KINDS as CACHE_KINDS
 
     assert set(RUN_KINDS) == set(CACHE_KINDS)
