@@ -66,5 +66,6 @@ def default_pool(
     source = (
         f"{chip}, {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights ({weights.source}) "
         f"and {buffers_gb:.1f} GB of buffers, {memory.block_bytes / 1e6:.2f} MB a block"
+        f"{' with its draft keys' if memory.settings.draft_layers else ''}"
     )
     return PoolSize(min(memory.num_blocks, MAX_BLOCKS), source)

@@ -229,7 +229,18 @@ def test_default_pool(tp, pp, block_size, layers):
     assert "h200" in pool.source and "half" in pool.source and f"{buffers / 1e9:.1f} GB of buffers" in pool.source
     stated = default_pool(settings, weights_gb=100.0, **options)
     assert stated.num_blocks == int((141e9 * 0.9 - 100e9 - buffers) // block_bytes)
-    assert "as stated" in stated.source
+    assert "as stated" in stated.source and "draft" not in stated.source
+
+
+def test_a_pool_holds_a_draft_modules_keys():
+    """One layer of V3.2 more, and logits of two tokens for each of 256 decodes; tp 8 sends nothing of the plan."""
+    model = load_model("deepseek-v3.2")
+    budget = default_budget(model, workspace_tokens=40 * 4096, num_speculative_tokens=1)
+    settings = StepSettings(Topology(tp=8, block_size=64), model, budget)
+    pool = default_pool(settings, max_model_len=4096, chip="h200", weights_gb=100.0, utilization=0.9)
+    buffers = 2 * 40 * 4096 * 132 + budget.logits_bytes + 2 * 256 * 4096 * 4
+    assert pool.num_blocks == int((141e9 * 0.9 - 100e9 - buffers) // ((656 + 132) * 62 * 64))
+    assert pool.source.endswith("MB a block with its draft keys")
 
 
 @pytest.mark.parametrize(
