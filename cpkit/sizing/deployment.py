@@ -184,7 +184,7 @@ class Deployment:
     @property
     def replicates_index(self) -> bool:
         """Every rank of a DCP group keeps all indexer keys, and all keys of draft modules."""
-        return self.engine == "sglang" and self.dcp > 1
+        return replicates_index(self.engine, self.dcp)
 
     @property
     def draft_layers(self) -> int:
@@ -207,6 +207,11 @@ class Deployment:
         unused = self.engine == "vllm" and self.dcp == 1  # vllm looks at the interleave under DCP alone
         interleave = 1 if unused else self.interleave
         return Topology(self.dp, self.pp, self.pcp, self.tp, self.dcp, interleave, self.block_size)
+
+
+def replicates_index(engine: str | None, dcp: int) -> bool:
+    """An engine's DCP ranks keep all indexer keys each, and select among all of them without an exchange."""
+    return engine == "sglang" and dcp > 1
 
 
 def draft_layer(model: Model) -> int:

@@ -22,7 +22,7 @@ from cpkit.sizing.cost.links import Links
 from cpkit.sizing.cost.stages import RankStages
 from cpkit.sizing.cost.step import STAGE_OF, STAGES, CollectiveCost, LayerCost, StageCost, StepCost
 from cpkit.sizing.cost.work import rank_work
-from cpkit.sizing.deployment import draft_layer
+from cpkit.sizing.deployment import draft_layer, replicates_index
 from cpkit.sizing.figures import Figure
 from cpkit.sizing.weights import ModelWeights
 from cpkit.step import StepPlan
@@ -58,6 +58,11 @@ class CostModel:
         """What the engine's layers take beside their kernels."""
         return time_of_engine(self.engine)
 
+    @property
+    def replicates_index(self) -> bool:
+        """Every DCP rank keeps all indexer keys."""
+        return replicates_index(self.engine, self.topology.dcp)
+
     @cached_property
     def links(self) -> Links:
         """Links of the world."""
@@ -87,7 +92,9 @@ class CostModel:
             place = rank.pcp_rank, rank.dcp_rank
             if place not in found:
                 work = rank_work(plan, rank)
-                found[place] = RankStages(self.kernels, self.weights, plan, work, self.engine_time)
+                found[place] = RankStages(
+                    self.kernels, self.weights, plan, work, self.engine_time, self.replicates_index
+                )
         return [found[rank.pcp_rank, rank.dcp_rank] for rank in plan.ranks]
 
     def _drafts(self, plan: StepPlan, stages: list[RankStages]) -> Iterator[LayerCost]:
@@ -112,7 +119,9 @@ class CostModel:
 
     def _collectives(self, plan: StepPlan, number: int, layer: Layer) -> Iterator[CollectiveCost]:
         """The plan's collectives of a layer, then those of its projections and experts."""
-        yield from map(self._timed, plan.collectives.layers[number])
+        for collective in plan.collectives.layers[number]:
+            if not (self.replicates_index and collective.what == "candidates"):
+                yield self._timed(collective)
         hidden = plan.padded * plan.model.hidden_size
         if not hidden:
             return

@@ -18,13 +18,18 @@ BF16_ROW_BYTES = 1152
 
 @dataclass(frozen=True, slots=True)
 class RankStages:
-    """One rank's stages. engine_time: what an engine's layers take beside their kernels, None for none."""
+    """One rank's stages.
+
+    engine_time: what an engine's layers take beside their kernels, None for none. replicates_index: DCP ranks keep all
+    indexer keys each, and exchange no candidates.
+    """
 
     kernels: Kernels
     weights: ModelWeights
     plan: StepPlan
     work: RankWork
     engine_time: EngineTime | None = None
+    replicates_index: bool = False
 
     def layer(self, number: int, layer: Layer) -> dict[str, Figure]:
         """Stages of a layer of model.layers[number]'s kind; those without work are left out."""
@@ -106,22 +111,24 @@ class RankStages:
         kernels = [*self._select_decodes(layer), *self._select_prefills(layer)]
         if kernels:
             parts["logits"], parts["topk"] = map(add_up, zip(*kernels, strict=True))
-        if rows := self.merged_rows(layer):
+        if (rows := self.merged_rows(layer)) and not self.replicates_index:
             parts["exchange"] = self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk)
         return parts
 
     def _select_decodes(self, layer: Layer) -> Iterator[tuple[Figure, Figure]]:
-        """Logits and top-k of decode rows over this rank's shard."""
+        """Logits and top-k of decode rows over the keys that this rank keeps."""
         assert layer.index is not None, "checked by the caller"
         index, work = layer.index, self.work.ratios[layer.chunk_ratio]
         decodes, reads, kernels = self.work.decode_tokens, self.work.decode_reads, self.kernels
-        held = work.decode_keys * work.local_share
+        held, longest = work.decode_keys * work.local_share, work.longest_decode
+        if self.replicates_index and work.local_share:
+            held, longest = held / work.local_share, longest / work.local_share
         if not decodes or held < 1:
             return
         logits = kernels.seconds("mqa_logits_decode", reads, held, index.num_heads)
         if reads < decodes:
             logits = Figure(logits.value, "calibrated", f"{logits.source}; two tokens of a request read its keys once")
-        alone = kernels.topk_seconds(index.topk, 1, max(work.longest_decode, 1.0), decode=True)
+        alone = kernels.topk_seconds(index.topk, 1, max(longest, 1.0), decode=True)
         yield logits, max(alone, kernels.topk_seconds(index.topk, decodes, held, decode=True), key=_value)
 
     def _select_prefills(self, layer: Layer) -> Iterator[tuple[Figure, Figure]]:
@@ -135,8 +142,8 @@ class RankStages:
             yield _times(logits, chunk.num_runs), _times(kernels.topk_seconds(index.topk, rows, keys), chunk.num_runs)
 
     def _share_scored(self, work: RatioWork) -> float:
-        """Part of a prefill's keys that this rank scores: its shard's, or with PCP all."""
-        return 1.0 if self.plan.topology.pcp > 1 else work.local_share
+        """Part of a prefill's keys that this rank scores: its shard's, or with PCP, or where it keeps all, all."""
+        return 1.0 if self.plan.topology.pcp > 1 or self.replicates_index else work.local_share
 
     def attend(self, layer: Layer) -> Figure:
         """Attention of decode and prefill rows, each with the heads and keys that it has in this world."""

@@ -65,6 +65,25 @@ def test_an_engines_time_is_a_stage_of_its_own_with_its_source():
     assert (stage.name, stage.source.kind) == ("engine", "calibrated") and "vllm 0.24.0" in stage.source.source
 
 
+@pytest.mark.parametrize(
+    ("lens", "query"), [pytest.param([65536] * 16, [1] * 16, id="decodes"), pytest.param([65536], [4096], id="prefill")]
+)
+def test_sglangs_dcp_ranks_score_all_indexer_keys_and_exchange_nothing(lens, query):
+    model = load_model("glm-5")
+    found = {}
+    for engine, dcp in (("cpkit", 1), ("cpkit", 8), ("sglang", 8)):
+        topology = Topology(tp=8, dcp=dcp)
+        cost = CostModel(model, load_weights("glm-5", model), topology, chip("b200"), engine=engine)
+        plan = StepSettings(topology, model, default_budget(model)).plan(Batch.from_lens(lens, query), 0)
+        found[engine, dcp] = cost.step_cost(plan)
+    index = {key: max(step.stage_s()["index"]) for key, step in found.items()}
+    assert index["sglang", 8] == pytest.approx(index["cpkit", 1], rel=1e-9)
+    assert index["sglang", 8] > index["cpkit", 8]
+    sent = found["cpkit", 8].collective_s()
+    assert found["sglang", 8].collective_s() == {what: spent for what, spent in sent.items() if what != "candidates"}
+    assert "candidates" in sent
+
+
 def test_an_unknown_engine_is_refused():
     model = load_model("glm-5")
     with pytest.raises(ConfigError, match="engine='trt': use one of vllm, sglang, cpkit"):
