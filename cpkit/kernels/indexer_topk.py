@@ -76,7 +76,7 @@ def indexer_topk(
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
     operands.check()
     if backend == "triton":
-        operands.check_lines()
+        operands.check_alignment()
     M, N = q.shape[0], k.shape[0]
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)

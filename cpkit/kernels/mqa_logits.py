@@ -29,7 +29,7 @@ from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
 from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.mqa_logits_torch import tiled_logits
-from cpkit.kernels.mqa_operands import LINE, Operands
+from cpkit.kernels.mqa_operands import ALIGNMENT, Operands
 
 HEAD_DIM = 128
 NUM_HEADS = (32, 64)
@@ -122,7 +122,7 @@ def mqa_logits(
     operands = Operands(q, k, k_scale, weights, key_start, key_end)
     operands.check()
     if backend == "triton":
-        operands.check_lines()
+        operands.check_alignment()
     M, H, N = q.shape[0], q.shape[1], k.shape[0]
     if outside not in ("unwritten", "-inf"):
         raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
@@ -143,7 +143,7 @@ def mqa_logits(
         return out
     sizes = mqa_logits_sizes(H)
     grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
-    strides = (q.stride(0) // LINE, k.stride(0) // LINE, weights.stride(0) * 4 // LINE, out.stride(0))
+    strides = (q.stride(0) // ALIGNMENT, k.stride(0) // ALIGNMENT, weights.stride(0) * 4 // ALIGNMENT, out.stride(0))
     _mqa_logits_kernel[grid](*operands.all(), out, M, N, *strides, H=H, **sizes, num_warps=8)
     return out
 

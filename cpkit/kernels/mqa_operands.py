@@ -7,7 +7,7 @@ import torch
 from cpkit.errors import PlanError
 from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
 
-LINE = 16
+ALIGNMENT = 16
 """Bytes that a kernel reads at once: rows of q, k and weights start at multiples of it."""
 
 
@@ -49,13 +49,14 @@ class Operands:
         if N > INT32_MAX - 8192 or M * H > INT32_MAX - 512:  # positions and columns of a last, partly empty tile
             raise PlanError(f"M={M}, H={H}, N={N}: rows times heads and keys must stay below 2^31; split the chunk")
 
-    def check_lines(self) -> None:
-        """Raise PlanError unless rows start at whole lines, as the kernels of backend='triton' read them."""
+    def check_alignment(self) -> None:
+        """Raise PlanError unless rows start where the kernels of backend='triton' read them."""
         for name, tensor in (("q", self.q), ("k", self.k), ("weights", self.weights)):
             apart = tensor.stride(0) * tensor.element_size()
-            if tensor.data_ptr() % LINE or (len(tensor) > 1 and apart % LINE):
+            several = len(tensor) > 1 or name == "k"  # TMA looks at the distance of a lone key, too
+            if tensor.data_ptr() % ALIGNMENT or (several and apart % ALIGNMENT):
                 raise PlanError(
                     f"{name} has rows {apart} bytes apart at address {tensor.data_ptr():#x}: the kernels of "
-                    f"backend='triton' read {LINE} bytes at once and want rows to start at multiples of that; keep "
-                    "values and scales in buffers of their own"
+                    f"backend='triton' read {ALIGNMENT} bytes at once and want rows to start at multiples of that: "
+                    "call .clone(), and keep values and scales in buffers of their own"
                 )

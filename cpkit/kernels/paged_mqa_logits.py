@@ -29,7 +29,7 @@ from cpkit.kernels.checks import INT32_MAX, check_tensor
 from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.index_cache import gather_index_keys
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS
-from cpkit.kernels.mqa_operands import LINE
+from cpkit.kernels.mqa_operands import ALIGNMENT
 from cpkit.kernels.table_slots import table_slots
 from cpkit.kernels.tile_schedule import tile_schedule
 
@@ -37,7 +37,7 @@ PAGE_KEYS = 64
 """Keys of a cache block, and of a tile of the schedule."""
 
 PAGE_BYTES = PAGE_KEYS * (HEAD_DIM + 4)
-PAGE_UNITS = (LINE, 4)
+PAGE_UNITS = (ALIGNMENT, 4)
 """Bytes of which distances between pages are multiples: 16 where a page's keys can be read 16 bytes at once."""
 COLUMNS = 256
 """(query token, head) columns that share a reading of a page; further query tokens read it again."""
@@ -197,14 +197,14 @@ def _check(
     check_tensor("seq_lens", seq_lens, torch.int32, (rows, num_tokens), device)
     if not (q.is_contiguous() and weights.is_contiguous() and seq_lens.is_contiguous()):
         raise PlanError("q, weights and seq_lens must be contiguous: rows side by side; call .contiguous()")
-    if q.data_ptr() % LINE or weights.data_ptr() % LINE:
-        raise PlanError(f"q or weights starts at no multiple of {LINE} bytes: kernels read that much; call .clone()")
+    if q.data_ptr() % ALIGNMENT or weights.data_ptr() % ALIGNMENT:
+        raise PlanError(f"q or weights starts at no multiple of {ALIGNMENT} bytes, which kernels read: call .clone()")
     check_tensor("cache", cache, torch.uint8, (None, None), device)
-    if cache.shape[1] < PAGE_BYTES or cache.stride(0) % 4 or cache.data_ptr() % LINE:
+    if cache.shape[1] < PAGE_BYTES or cache.stride(0) % 4 or cache.data_ptr() % ALIGNMENT:
         raise PlanError(
             f"pages of {cache.shape[1]} bytes, {cache.stride(0)} apart, the first at {cache.data_ptr():#x}: "
             f"the kernels read pages of {PAGE_KEYS} keys, {PAGE_BYTES} bytes and more, that start at multiples of 4, "
-            f"the first at one of {LINE}"
+            f"the first at one of {ALIGNMENT}"
         )
     if max_keys < 0 or max_keys > INT32_MAX - PAGE_KEYS or rows * num_tokens * H > INT32_MAX - COLUMNS:
         raise PlanError(f"max_keys={max_keys}, {rows} rows of {num_tokens} x {H}: keys and columns stay below 2^31")

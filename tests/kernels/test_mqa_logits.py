@@ -108,8 +108,9 @@ def test_refusals():
     with pytest.raises(PlanError, match="heads of 64 values"):
         mqa_logits(q[..., :64].contiguous(), k[:, :64].contiguous(), scale, weights, start, end)
     apart = torch.zeros(5, 132, dtype=torch.uint8, device=DEVICE)[:, :128].view(FP8)  # values and scales in one row
-    with pytest.raises(PlanError, match="k has rows 132 bytes apart"):
-        mqa_logits(q, apart, scale, weights, start, end)
+    for keys in (5, 1):
+        with pytest.raises(PlanError, match="k has rows 132 bytes apart"):
+            mqa_logits(q, apart[:keys], scale[:keys], weights, start, bounds(keys, keys))
     with pytest.raises(ConfigError, match="backend='gluon'"):
         mqa_logits(q, k, scale, weights, start, end, backend="gluon")
     with pytest.raises(PlanError, match="outside='zero'"):
