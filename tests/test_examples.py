@@ -1,15 +1,20 @@
 """The example programs and the README's run, and give what they promise."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from cpkit.cli.main import main
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
-PRINTS = {
+PRINTS = {  # those that run in one process
     "plan_a_step.py": "collectives of one layer",
     "find_a_key.py": "dcp rank 3 stores 172 keys",
     "ownership_svg.py": "PCP rank 1: 264",
@@ -23,7 +28,25 @@ def test_example_runs(program, words, capsys):
 
 
 def test_every_example_is_run():
-    assert PRINTS.keys() == {path.name for path in EXAMPLES.glob("*.py")}
+    assert {*PRINTS, "rank_leaves.py"} == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.slow
+def test_the_rank_that_leaves_is_found(tmp_path, capsys):
+    logs = tmp_path / "logs"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cpkit", "record", "--out", logs, "--", *torchrun, EXAMPLES / "rank_leaves.py"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert main(["check", str(logs)]) == 1
+    assert "call 6: missing call: not made by rank 1" in capsys.readouterr().out
 
 
 def test_picture_is_what_its_program_draws(capsys):

@@ -46,7 +46,10 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             raise InputError(f"{path}: there is no such file or folder")
         files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"{path}: the folder holds no files")
+            raise InputError(
+                f"{path}: the folder holds no files; `cpkit record` leaves one for each process that calls "
+                "init_process_group of torch.distributed"
+            )
         for file in files:
             try:
                 _read(file, found)
