@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
 
 DESCRIPTION = """\
 Draw a picture, PNG or SVG by the file's name. Every number in it says below where it comes from; equal input gives
-equal bytes. Needs matplotlib: pip install 'cpkit[plot]'.
+equal bytes. Needs the extra plot: pip install -c constraints.txt '.[plot]' in cpkit's checkout.
 """
 
 EPILOG = """\

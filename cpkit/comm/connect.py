@@ -117,18 +117,23 @@ def _torch_comm(topology: Topology, launch: Launch, device: str, timeout_s: floa
 def need_torch() -> None:
     """Raise ConfigError without torch."""
     if find_spec("torch") is None:
-        raise ConfigError("ranks need torch, which is not installed: pip install 'cpkit[torch]'")
+        raise ConfigError(
+            "ranks need torch, which is not installed: pip install -c constraints.txt '.[torch]' in cpkit's checkout"
+        )
 
 
 def _need_mpi() -> None:
     try:
         import_module("mpi4py.MPI")
     except ImportError as missing:
-        raise ConfigError(f"comm mpi needs mpi4py ({missing}): pip install 'cpkit[mpi]'") from missing
+        raise ConfigError(
+            f"comm mpi needs mpi4py ({missing}): pip install -c constraints.txt '.[mpi]' in cpkit's checkout"
+        ) from missing
     except RuntimeError as broken:  # mpi4py is there and finds no MPI library
         reason = str(broken).splitlines()[0]
         raise ConfigError(
-            f"mpi4py finds no MPI library ({reason}): pip install 'cpkit[mpi]', or install one"
+            f"mpi4py finds no MPI library ({reason}): install one, or "
+            "pip install -c constraints.txt '.[mpi]' in cpkit's checkout"
         ) from broken
 
 

@@ -74,7 +74,7 @@ def test_without_matplotlib(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = draw(capsys, f"work {STEP} -o {tmp_path / 'x.png'}")
     assert code == 2 and out == "" and err.count("\n") == 1
-    assert "pictures are drawn by matplotlib" in err and "pip install 'cpkit[plot]'" in err
+    assert "pictures are drawn by matplotlib" in err and "pip install -c constraints.txt '.[plot]'" in err
 
 
 def test_help_needs_neither_numpy_nor_matplotlib():

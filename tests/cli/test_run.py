@@ -170,7 +170,7 @@ def test_device_without_gpu_is_refused(capsys):
 
 def test_missing_torch_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("cpkit.comm.connect.find_spec", lambda name: None)
-    assert "pip install 'cpkit[torch]'" in refusal(capsys, *PROMPTS)
+    assert "pip install -c constraints.txt '.[torch]'" in refusal(capsys, *PROMPTS)
 
 
 def test_world_size_of_a_launch_is_refused_by_the_first_rank_of_each_machine(capsys, monkeypatch):

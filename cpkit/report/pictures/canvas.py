@@ -52,7 +52,9 @@ def check_picture(path: str) -> None:
     try:
         import matplotlib  # noqa: F401  # asked whether it is there
     except ImportError as error:
-        raise ConfigError(f"pictures are drawn by matplotlib ({error}): pip install 'cpkit[plot]'") from error
+        raise ConfigError(
+            f"pictures are drawn by matplotlib ({error}): pip install -c constraints.txt '.[plot]' in cpkit's checkout"
+        ) from error
 
 
 @contextmanager
