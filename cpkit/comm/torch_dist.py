@@ -169,10 +169,11 @@ class GlooComm(HostComm):
         """Return when it is done; raises what gloo raises, or DesyncError when another rank says why it ends."""
         assert work is not None, "this rank is in the group"
         while True:
+            was_done = work.is_completed()  # asked first: it may get done just after a wait's time was up
             try:
                 work.wait(timedelta(seconds=LOOK_S))
             except RuntimeError:
-                if work.is_completed():
+                if was_done:
                     raise
                 self._raise_alarm()
             else:
