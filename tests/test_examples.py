@@ -16,6 +16,7 @@ EXAMPLES = ROOT / "examples"
 
 PRINTS = {  # those that run in one process
     "plan_a_step.py": "collectives of one layer",
+    "compare_slots.py": "position 2 of dcp rank 0: engine 256, should be -1",
     "find_a_key.py": "dcp rank 3 stores 172 keys",
     "ownership_svg.py": "PCP rank 1: 264",
 }
