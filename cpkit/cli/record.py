@@ -19,8 +19,9 @@ examples:
   cpkit record --out logs -- torchrun --nproc-per-node 2 train.py
   cpkit check logs
 
-The processes must be Python's, started without -I, -E or -S. Not seen: collectives that C++ enters alone (DDP's
-buckets, functional collectives) and those of other libraries (NCCL called without torch.distributed, MPI).
+A folder may hold several runs: each is compared on its own. The processes must be Python's, started without -I, -E or
+-S. Not seen: collectives that C++ enters alone (DDP's buckets, functional collectives) and those of other libraries
+(NCCL called without torch.distributed, MPI).
 The exit code is the command's own.
 """
 

@@ -95,7 +95,12 @@ def _add_steps(parser: argparse.ArgumentParser) -> None:
 
 def _add_program(parser: argparse.ArgumentParser) -> None:
     program = parser.add_argument_group("the program")
-    program.add_argument("--layer", choices=RUN_KINDS, help="kind of layer (default: the model's first of these)")
+    program.add_argument(
+        "--layer",
+        choices=RUN_KINDS,
+        help="kind of layer: dsa attends keys that its indexer picks, c4a and c128a keys of 4 and of 128 tokens, swa a "
+        "window (default: the model's first of these)",
+    )
     program.add_argument(
         "--heads",
         type=whole_number,
