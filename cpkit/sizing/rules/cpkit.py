@@ -1,10 +1,8 @@
 """What cpkit itself refuses; the nouns refuse the same when they are made."""
 
+from cpkit.layers import RUN_KINDS
 from cpkit.sizing.rules.rule import Note, Rule
 from cpkit.topology import MAX_WORLD, legal_dcp_sizes
-
-RUNS = ("dsa", "c4a", "c128a", "swa")
-"""Kinds of layers that `cpkit run` executes; others are planned alone."""
 
 WORLD = ("tp", "pcp", "dcp")
 
@@ -85,6 +83,13 @@ NOTES = (
         "cpkit-planned-alone",
         "some kinds of layers of {d.model.name} are planned and simulated, but not executed by cpkit run",
         "worker/caches.py",
-        lambda d: d.pools or not {layer.kind for layer in d.model.layers} <= set(RUNS),
+        lambda d: not {layer.kind for layer in d.model.layers} <= set(RUN_KINDS),
+    ),
+    Note(
+        "cpkit-pools-planned-alone",
+        "pcp={d.pcp} with dcp={d.dcp} and an indexer that scores pools: such layers of {d.model.name} are planned and "
+        "simulated, but not executed by cpkit run",
+        "worker/layer_state.py",
+        lambda d: d.pools and d.pcp > 1 and d.dcp > 1,
     ),
 )

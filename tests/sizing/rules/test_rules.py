@@ -148,6 +148,11 @@ def test_notes_hold_where_they_should():
     ]
     held = {note.id for note, _ in notes(deployment("sglang", "deepseek-v4-pro", tp=8, dcp=4))}
     assert held == {"sglang-dcp-replicates-index", "sglang-dcp-unread"}
+    held = [note.id for note, _ in notes(deployment("cpkit", "glm-5.3-flash", pcp=2, interleave=16))]
+    assert held == ["cpkit-planned-alone"]  # for its linear layers
+    held = [note.id for note, _ in notes(deployment("cpkit", "glm-5.3-flash", pcp=2, dcp=2, interleave=16))]
+    assert held == ["cpkit-planned-alone", "cpkit-pools-planned-alone"]
+    assert not notes(deployment("cpkit", "glm-5.2", pcp=2, dcp=2))
     assert all(note.source for engine in NOTES for note in NOTES[engine])
 
 
