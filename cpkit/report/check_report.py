@@ -24,6 +24,8 @@ def check_report(result: Check) -> str:
 def _verdict(result: Check) -> str:
     if result.diverges:
         return "DIVERGES: ranks do not agree"
+    if result.bad and not (result.runs or result.plans):
+        return "NOTHING COMPARED: give logs of `cpkit record`, flight-recorder dumps, or plans of `cpkit plan --save`"
     if result.bad:
         return "INCOMPLETE: what could be compared agrees, the rest could not be"
     return "agrees"

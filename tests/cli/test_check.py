@@ -77,6 +77,12 @@ def test_a_rank_beyond_those_there_is_missing(tmp_path, capsys):
     assert code == 2 and "no file of rank 2" in text and "INCOMPLETE" in text
 
 
+def test_where_nothing_can_be_read_nothing_is_said_to_agree(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("none of these")
+    code, text = run(capsys, tmp_path / "notes.txt")
+    assert code == 2 and "NOTHING COMPARED: give logs" in text and "agree" not in text
+
+
 def test_mixed_runs_are_compared_apart(tmp_path, capsys):
     logs = write_logs(tmp_path / "logs", LOOP, LOOP)
     for rank, calls in enumerate((LOOP, LOOP[:1])):
