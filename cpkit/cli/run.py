@@ -1,11 +1,12 @@
 """`cpkit run`: steps executed by all ranks, simulated or launched, and verified."""
 
 import argparse
+import time
 import traceback
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cpkit.cli.exit_codes import USAGE_ERROR, VIOLATED
+from cpkit.cli.exit_codes import VIOLATED
 from cpkit.cli.options import add_engine_flags, check_model_len, read_settings
 from cpkit.cli.output import check_folder, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # torch is an extra, and --help does without numpy
 FORMAT = "cpkit-run-1"
 COMMS = ("auto", "sim", "torch", "mpi")
 GATHERS = ("collective", "symmetric")  # of comm/key_gather.py, which needs torch
+FIRST_TELLS_S = 10.0
+"""How long a refused rank leaves the word to the first rank of its machine, whose end ends it, too."""
 
 DESCRIPTION = """\
 Run steps of one layer on every rank of a replica and compare with an unsharded float64 oracle: selected keys, outputs,
@@ -174,8 +177,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings, steps, activations, options = _prepare(args, launch)
     except (ConfigError, PlanError, InputError) as refused:
-        if launch.local_rank:
-            return USAGE_ERROR  # ranks of a machine were started alike and see the same files: its first tells
+        if (
+            launch.local_rank
+        ):  # started as the first of its machine was, it is refused with it; else it speaks for itself
+            time.sleep(FIRST_TELLS_S)
         if launch.rank:
             raise type(refused)(f"rank {launch.rank}: {refused}") from refused
         raise

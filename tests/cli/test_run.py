@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from cpkit.batch import Batch
 from cpkit.cli.main import main
+from cpkit.cli.run import FIRST_TELLS_S
 from cpkit.errors import PlanError
 from cpkit.worker import program
 
@@ -173,17 +175,19 @@ def test_missing_torch_is_one_line(capsys, monkeypatch):
     assert "pip install -c constraints.txt '.[torch]'" in refusal(capsys, *PROMPTS)
 
 
-def test_world_size_of_a_launch_is_refused_by_the_first_rank_of_each_machine(capsys, monkeypatch):
+def test_refused_ranks_leave_the_word_to_the_first_of_their_machine_for_a_while(capsys, monkeypatch):
+    """A launcher ends the others with it; a rank that alone is refused, as none else has its arguments, then tells."""
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     launch = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    for rank, local_rank, told in ((0, 0, "cpkit run: error: "), (1, 1, None), (2, 0, "cpkit run: error: rank 2: ")):
+    for rank, local_rank, who, pauses in ((0, 0, "", 0), (1, 1, "rank 1: ", 1), (2, 0, "rank 2: ", 0)):
         for name, value in {**launch, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}.items():
             monkeypatch.setenv(name, value)
+        waited.clear()
         assert main(["run", *PROMPTS, "-tp", "2"]) == 2
-        error = capsys.readouterr().err
-        if told is None:
-            assert error == ""
-        else:
-            assert error.startswith(told + "torchrun started 3 ranks, but dp=1 * pp=1 * pcp=1 * tp=2 makes 2")
+        told = "torchrun started 3 ranks, but dp=1 * pp=1 * pcp=1 * tp=2 makes 2"
+        assert capsys.readouterr().err.startswith(f"cpkit run: error: {who}{told}")
+        assert waited == [FIRST_TELLS_S] * pauses
 
 
 def test_help_needs_no_numpy():

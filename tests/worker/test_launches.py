@@ -153,6 +153,16 @@ def test_rank_that_raises_is_told_first(comm):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("comm", ["gloo", "mpi"])
+def test_rank_that_alone_is_refused_tells(comm):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*COMMANDS[comm], "tests.worker.refused", *RUN]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    assert "cpkit run: error: rank 2: give one of a batch file, --prompt-lens and --trace" in done.stderr
+
+
+@pytest.mark.slow
 def test_taken_port_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
