@@ -177,9 +177,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings, steps, activations, options = _prepare(args, launch)
     except (ConfigError, PlanError, InputError) as refused:
-        if (
-            launch.local_rank
-        ):  # started as the first of its machine was, it is refused with it; else it speaks for itself
+        if launch.local_rank:  # the first of its machine is refused with it, if they were started alike; else it tells
             time.sleep(FIRST_TELLS_S)
         if launch.rank:
             raise type(refused)(f"rank {launch.rank}: {refused}") from refused
