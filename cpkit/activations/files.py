@@ -102,6 +102,8 @@ def load_activations(path: str | Path) -> Loaded:
     except UNREADABLE as error:
         if isinstance(error, InputError):
             raise
+        if isinstance(error, OSError) and error.strerror:
+            raise InputError(f"{path}: {error.strerror}") from error
         raise InputError(f"{path}: not a readable {path.suffix} file: {error}") from error
 
 

@@ -161,7 +161,10 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
         help="exact: no sum of it rounds, so selections are compared to the bit (default: %(default)s)",
     )
     data.add_argument(
-        "--activations", metavar="FILE", help="read activations by request from .npz or .safetensors instead"
+        "--activations",
+        metavar="FILE",
+        help="read activations by request from .npz or .safetensors instead, "
+        "named as help('cpkit.activations.files') says in python",
     )
     data.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of data and samples (default: 0)")
     data.add_argument(

@@ -16,7 +16,7 @@ from typing import Any
 
 from cpkit.digest import digest
 from cpkit.errors import PlanError
-from cpkit.promises.compare import by_key, difference, same
+from cpkit.promises.compare import by_key, difference, other_ranks, same
 from cpkit.promises.violation import show_ranks
 from cpkit.step import StepPlan
 from cpkit.topology import Topology
@@ -101,15 +101,15 @@ def _compare(scope: str, names: Sequence[str], planned: Sequence[Planned]) -> It
                     ranks=tuple(dict.fromkeys(one.rank for one in camp)),
                     sources=tuple(dict.fromkeys(one.source for one in camp)),
                     digests=(camp[0].digests[name], most[0].digests[name]),
-                    detail=_detail(name, camp[0], most[0]),
+                    detail=_detail(name, camp[0], most[0], other_ranks(len(camp), len(most))),
                 )
 
 
-def _detail(name: str, odd: Planned, most: Planned) -> str:
+def _detail(name: str, odd: Planned, most: Planned, others: str) -> str:
     a, b = odd.values[name], most.values[name]
     if type(a) is not type(b) or same(a, b):
-        return f"{name} has digest {odd.digests[name]}, on most ranks {most.digests[name]}"
-    return difference(name, a, b)
+        return f"{name} has digest {odd.digests[name]}, on {others} {most.digests[name]}"
+    return difference(name, a, b, others)
 
 
 def planned_ranks(source: str, plan: StepPlan | SavedPlan) -> list[Planned]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cpkit.promises.compare import difference, distinct
+from cpkit.promises.compare import difference, distinct, other_ranks
 from cpkit.promises.held import DERIVED, Replica
 from cpkit.promises.violation import Violation
 from cpkit.step import StepPlan
@@ -68,4 +68,5 @@ def _outvoted(
     for lead in votes:
         if lead != most:
             minority = sorted(rank for at, holders in zip(leads, ranks, strict=True) if at == lead for rank in holders)
-            yield Violation("agree", name, tuple(minority), difference(name, values[lead], values[most]))
+            others = other_ranks(votes[lead], votes[most])
+            yield Violation("agree", name, tuple(minority), difference(name, values[lead], values[most], others))

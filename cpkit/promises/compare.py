@@ -37,24 +37,29 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) if values is None else all(map(same, values(a), values(b)))
 
 
-def difference(name: str, a: Any, b: Any) -> str:
+def other_ranks(num_odd: int, num_others: int) -> str:
+    """What the ranks with the other value are called: a value that half of them have is no majority's."""
+    return "most ranks" if num_others > num_odd else "as many others"
+
+
+def difference(name: str, a: Any, b: Any, others: str = "most ranks") -> str:
     """The first place where two values differ, and both values there.
 
     difference("partition", ...) -> "partition.mode[3] is 1, on most ranks 0", a being the odd one.
     """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.shape == b.shape and (a != b).any():
         at = tuple(int(i) for i in np.argwhere(a != b)[0])
-        return f"{name}[{', '.join(map(str, at))}] is {a[at]}, on most ranks {b[at]}"
+        return f"{name}[{', '.join(map(str, at))}] is {a[at]}, on {others} {b[at]}"
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return f"{name} is {a.dtype} of shape {a.shape}, on most ranks {b.dtype} of shape {b.shape}"
+        return f"{name} is {a.dtype} of shape {a.shape}, on {others} {b.dtype} of shape {b.shape}"
     if type(a) is type(b):
         for part, left, right in _parts(a, b):
             if not same(left, right):
-                return difference(f"{name}{part}", left, right)
+                return difference(f"{name}{part}", left, right, others)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         longer, common = (a if len(a) > len(b) else b), min(len(a), len(b))
-        return f"{name} has {len(a)} entries, on most ranks {len(b)}; only one has [{common}], {longer[common]}"
-    return f"{name} is {a!r}, on most ranks {b!r}"
+        return f"{name} has {len(a)} entries, on {others} {len(b)}; only one has [{common}], {longer[common]}"
+    return f"{name} is {a!r}, on {others} {b!r}"
 
 
 def distinct(values: Sequence[Any]) -> list[int]:

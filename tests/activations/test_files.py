@@ -123,3 +123,9 @@ def test_missing_files_and_whole_number_arrays(tmp_path):
     np.savez(tmp_path / "ints.npz", **{"latent.0.0": np.arange(4)})
     with pytest.raises(InputError, match="int64"):
         load_activations(tmp_path / "ints.npz")
+
+
+@pytest.mark.parametrize("name", ["absent.npz", "absent.safetensors"])
+def test_absent_file(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name}: No such file or directory$"):
+        load_activations(tmp_path / name)

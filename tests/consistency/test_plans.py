@@ -36,6 +36,11 @@ def told(plans):
     return {(one.field, one.ranks): one.detail for one in agree(plans)}
 
 
+def test_half_of_the_ranks_are_no_majority():
+    stale = [plan(rank, requests=[(0, 130, 130), (699, 1, 699), (64, 65, 129)]) for rank in (2, 3)]
+    assert told([plan(0), plan(1), *stale])["seq_lens", (2, 3)] == "seq_lens[0] is 700, on as many others 701"
+
+
 def test_equal_plans_agree():
     assert agree(world()) == ()
     assert agree([plan(None)]) == ()
