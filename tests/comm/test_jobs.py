@@ -13,7 +13,7 @@ from cpkit.comm.simulated import run_ranks
 from tests.comm.mixed import WORLDS, mixed, whole_numbers, without_sites
 from tests.comm.plants import PLANTS
 
-pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install 'cpkit[mpi]'")
+pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]

@@ -59,7 +59,7 @@ def test_simulated_ranks_without_a_guard_end_in_an_error_of_their_own(kind, tmp_
 def test_launched_ranks_tell_it(comm, tmp_path):
     """One job for all kinds that leave the ranks alive."""
     if comm == "MPI":
-        pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install 'cpkit[mpi]'")
+        pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
     alive = [kind for kind in KINDS if kind != "killed"]
     cases = [f"{kind}.every" for kind in alive] + [f"{kind}.off" for kind in UNGUARDED]
     _, _, printed = launch(comm, tmp_path, cases)
@@ -81,7 +81,7 @@ def test_launched_ranks_tell_it(comm, tmp_path):
 @pytest.mark.parametrize("comm", LAUNCH)
 def test_killed_rank_is_told_at_once(comm, tmp_path):
     if comm == "MPI":
-        pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install 'cpkit[mpi]'")
+        pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
     seconds, status, printed = launch(comm, tmp_path, ["killed.every"], size=2)
     assert status != 0 and seconds < 60
     ranks = told(tmp_path, "killed.every")  # unless the launcher was faster to end it

@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.job import CASES, summary
 
-pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install 'cpkit[mpi]'")
+pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install 'cpkit[mpi]'")
+pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
 
 from tests.worker.test_jobs import COMMANDS, ROOT
 
