@@ -139,14 +139,19 @@ def test_killed_rank_ends_the_job(script):
     assert ranks_of(name) == {}
 
 
+def stderr_of(comm, program):
+    """What a job whose rank 2 does as `program` says, that must fail, writes to stderr."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*COMMANDS[comm], program, *RUN]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    return done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("comm", ["gloo", "mpi"])
 def test_rank_that_raises_is_told_first(comm):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*COMMANDS[comm], "tests.worker.failing", *RUN]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode != 0
-    told = [line for line in done.stderr.splitlines() if line.strip() and "OMP_NUM_THREADS" not in line]
+    told = [line for line in stderr_of(comm, "tests.worker.failing").splitlines() if line.strip()]
     # the launcher writes to the same pipe: its banner can come before the end of the rank's line
     first_words = ("cpkit run: error: rank 2 raised ValueError: planted", "rank 2: ValueError: planted")
     assert told[0].startswith(first_words), told[:5]
@@ -155,11 +160,8 @@ def test_rank_that_raises_is_told_first(comm):
 @pytest.mark.slow
 @pytest.mark.parametrize("comm", ["gloo", "mpi"])
 def test_rank_that_alone_is_refused_tells(comm):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*COMMANDS[comm], "tests.worker.refused", *RUN]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode != 0
-    assert "cpkit run: error: rank 2: give one of a batch file, --prompt-lens and --trace" in done.stderr
+    told = "cpkit run: error: rank 2: give one of a batch file, --prompt-lens and --trace"
+    assert told in stderr_of(comm, "tests.worker.refused")
 
 
 @pytest.mark.slow
