@@ -83,7 +83,8 @@ class Timeline:
     def _begin(self) -> None:
         """Open the file, name processes and tracks; not before the first step, until which settings may be refused."""
         self._file = Path(self.path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
-        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        # no displayTimeUnit: its default is the same, and older Perfettos take it for the unit of the times
+        self._file.write('{"traceEvents": [')
         self._name_process(self._engine, "engine", -1, {STEPS: "steps"})
         for rank in self.ranks:
             label = f"rank {rank} (pcp {self._pcp[rank]}, dcp {self._settings.topology.dcp_rank(rank)})"
@@ -135,7 +136,7 @@ class Timeline:
         if span := self._slice(self._engine, STEPS, f"step {step.index}", start, stop, args):
             at = micros(span[0])
             common = {"ph": "C", "pid": self._engine, "tid": self._first_track + STEPS, "ts": at}
-            self._write({**common, "name": "KV blocks held", "args": {"blocks": step.num_held_blocks}})
+            self._write({**common, "name": "KV blocks", "args": {"held": step.num_held_blocks}})
             requests = {"running": batch.num_reqs, "waiting": step.num_waiting}
             self._write({**common, "name": "requests", "args": requests})
 

@@ -131,6 +131,9 @@ def test_structure_and_times(capsys, tmp_path, trace, world):
     assert (code, err) == (0, "")
     data = json.loads(path.read_text())
     assert data["otherData"]["layers of"] == "the kernels alone"
+    assert data.keys() == {"traceEvents", "otherData"}, "displayTimeUnit: Perfetto 20 reads the times as milliseconds"
+    counters = {f"{e['name']} {series}" for e in data["traceEvents"] if e["ph"] == "C" for series in e["args"]}
+    assert counters == {"KV blocks held", "requests running", "requests waiting"}, "as Perfetto names their tracks"
     slices, flows = check_structure(data["traceEvents"])
     ranks = sorted({pid for pid, track in slices if track == 1})
     steps = next(pieces for (_, track), pieces in slices.items() if track == 0)
