@@ -39,7 +39,7 @@ _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared 
 @gluon.jit
 def _logits(scores, half_weights, scale, key, start, end, H: gl.constexpr):
     """[keys, rows] logits of a tile, the positions of its keys, and which of them lie in the rows' ranges."""
-    logits = weighted_head_sums(scores, half_weights, H) * gl.expand_dims(scale, 1)
+    logits = weighted_head_sums(scores, half_weights, H, CHAINS_FIRST=False) * gl.expand_dims(scale, 1)
     keys = gl.expand_dims(key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, logits.type.layout)), 1)
     return logits, keys, (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
 

@@ -85,7 +85,7 @@ def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS
 def _store_sums(scores, half_weights, scales, number, rows, H: gl.constexpr):
     """The logits of one page for the tokens of one product; rows: their last keys and their lines of the output."""
     end, target = rows
-    sums = weighted_head_sums(scores, half_weights, H)
+    sums = weighted_head_sums(scores, half_weights, H, CHAINS_FIRST=False)
     keys: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
     sums *= gl.expand_dims(scales.reshape([PAGE]).load(keys), 1)
     key = gl.expand_dims(number * PAGE + gl.arange(0, PAGE, layout=keys), 1)
