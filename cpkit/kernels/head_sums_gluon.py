@@ -34,7 +34,7 @@ setp.eq.u32 never, bits, 0x7fffdead;
 
 @gluon.constexpr_function
 def _pair_layout(num_tokens):
-    """[keys, tokens, 2 halves of the head sum, 2 parts]: a thread owns both parts of a half, its neighbour other ones."""
+    """[keys, tokens, 2 halves of the head sum, 2 parts]: a thread owns both parts of a half, its neighbour others."""
     part, half = [0, 0, 0, 1], [0, 0, 1, 0]
     registers, neighbour = {
         1: ([part], [8, 0, 0, 0]),
