@@ -8,6 +8,9 @@ from cpkit.model import Model
 WORKSPACE_MODEL_LENS = 40
 """Default workspace: room for the keys of this many requests of maximal length."""
 
+ACCEPTANCE_RATE = 0.7
+"""Chance that a draft token is kept, given that those before it were, where replays are told nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

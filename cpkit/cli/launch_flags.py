@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What a flag sets. sets: field of a Deployment, or a limit; parse: size, share, text or json.
+    """What a flag sets. sets: field of a Deployment, or a limit; parse: size, share, text, json or verified, which
+    counts a decode's own token beside its drafts.
 
     switch: it takes no value and sets `value`. inside: fields by key of
     a JSON object.
@@ -98,7 +99,7 @@ SGLANG_FLAGS: dict[str, Flag] = {
     "--disaggregation-transfer-backend": Flag("kv_transfer"),
     "--speculative-algorithm": Flag("speculation"),
     "--speculative-eagle-topk": Flag("eagle_topk", SIZE),
-    "--speculative-num-draft-tokens": Flag("num_speculative_tokens", SIZE),
+    "--speculative-num-draft-tokens": Flag("num_speculative_tokens", "verified"),
     "--dcp-replicate-q-proj": Flag("features", switch=True, value="replicated-queries"),
     "--enable-hisparse": Flag("features", switch=True, value="hisparse"),
     "--enable-hierarchical-cache": Flag("features", switch=True, value="hicache"),

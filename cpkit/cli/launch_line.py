@@ -183,4 +183,5 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "share": positive_number,
     "text": str,
     "json": _json_object,
+    "verified": lambda text: whole_number(text) - 1,
 }

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from cpkit.budget import WORKSPACE_MODEL_LENS, Budget
+from cpkit.budget import ACCEPTANCE_RATE, WORKSPACE_MODEL_LENS, Budget
 from cpkit.cli.model_names import named_model
-from cpkit.cli.parser import positive_number, whole_number
+from cpkit.cli.parser import chance, positive_number, whole_number
 from cpkit.errors import ConfigError, InputError
 from cpkit.model import MODELS, Model, load_model
 from cpkit.topology import Topology
@@ -68,8 +68,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits of a step")
     _number(limits, "--max-num-batched-tokens", "query tokens of a step", field="max_num_batched_tokens")
     _number(limits, "--max-num-seqs", "requests of a step", field="max_num_seqs")
-    drafts = "draft tokens that a decode verifies beside its own"
-    _number(limits, "--num-speculative-tokens", drafts, field="num_speculative_tokens")
+    add_num_drafts(limits)
     limits.add_argument(
         "--max-model-len", type=whole_number, metavar="N", help="longest request in tokens (default: the model's)"
     )
@@ -97,7 +96,24 @@ def add_model(group: argparse._ActionsContainer) -> None:
     )
 
 
-def _number(group: argparse._ArgumentGroup, flag: str, meaning: str, *, field: str) -> None:
+def add_num_drafts(group: argparse._ActionsContainer) -> None:
+    """Add --num-speculative-tokens."""
+    drafts = "draft tokens that a decode verifies beside its own"
+    _number(group, "--num-speculative-tokens", drafts, field="num_speculative_tokens")
+
+
+def add_acceptance_rate(group: argparse._ActionsContainer) -> None:
+    """Add --acceptance-rate, for replays."""
+    group.add_argument(
+        "--acceptance-rate",
+        type=chance,
+        default=ACCEPTANCE_RATE,
+        metavar="P",
+        help="chance that a draft token is kept after those before it (default: %(default)s)",
+    )
+
+
+def _number(group: argparse._ActionsContainer, flag: str, meaning: str, *, field: str) -> None:
     """A flag for a whole number, with the default of the noun's field."""
     text = f"{meaning} (default: {DEFAULTS[field]:,})"
     group.add_argument(flag, dest=field, type=whole_number, default=DEFAULTS[field], metavar="N", help=text)

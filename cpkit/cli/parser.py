@@ -57,6 +57,17 @@ def positive_number(text: str) -> float:
     return number
 
 
+def chance(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no chance: a number from 0 to 1")
+    return number
+
+
 def int_list(text: str) -> list[int]:
     """10,9,8 as whole numbers; an empty text is an empty list."""
     return [whole_number(part.strip()) for part in text.split(",")] if text.strip() else []

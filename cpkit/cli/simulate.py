@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import INTERRUPTED, VIOLATED
-from cpkit.cli.options import add_engine_flags, engine_flags, max_model_len, read_settings
+from cpkit.cli.options import add_acceptance_rate, add_engine_flags, engine_flags, max_model_len, read_settings
 from cpkit.cli.output import check_folder, check_outputs, emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
@@ -100,13 +100,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--skip-bad", action="store_true", help="count malformed lines instead of stopping at the first"
     )
-    replay.add_argument(
-        "--acceptance-rate",
-        type=float,
-        default=0.7,
-        metavar="P",
-        help="chance that a draft token is kept after those before it (default: 0.7)",
-    )
+    add_acceptance_rate(replay)
     replay.add_argument(
         "--cost",
         metavar="CHIP",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.exit_codes import INTERRUPTED, VIOLATED
-from cpkit.cli.options import MERGES
+from cpkit.cli.options import MERGES, add_acceptance_rate, add_num_drafts
 from cpkit.cli.output import check_outputs, emit, write_json
 from cpkit.cli.parser import int_list, positive_number, whole_number
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
@@ -58,6 +58,8 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     add_longest(parser)
     parser.add_argument("--max-num-seqs", type=whole_number, default=256, metavar="N", help="of a step (default: 256)")
+    add_num_drafts(parser)
+    add_acceptance_rate(parser)
     tried = parser.add_argument_group("what is tried")
     tried.add_argument(
         "--gpus", type=gpu_counts, default=(8,), metavar="N|N..M|N,N", help="GPUs; 8..64 is 8, 16, 32, 64 (default: 8)"
@@ -178,20 +180,17 @@ def read_setting(args: argparse.Namespace) -> "tuple[SweepSetting, Limits]":
     from cpkit.sizing.sweep.replay import SweepSetting
 
     sized = read_sized_model(args)
-    limits = Limits(
-        sized.config,
-        sized.max_model_len,
-        weight_bits=sized.weight_bits,
-        budget={"max_num_seqs": args.max_num_seqs},
-    )
+    budget = {"max_num_seqs": args.max_num_seqs, "num_speculative_tokens": args.num_speculative_tokens}
+    limits = Limits(sized.config, sized.max_model_len, weight_bits=sized.weight_bits, budget=budget)
     setting = SweepSetting(
         model=sized.model,
         weights=sized.weights(),
         chip=chip(args.chip).name,
-        budget=default_budget(sized.model, max_num_seqs=args.max_num_seqs),
+        budget=default_budget(sized.model, **budget),
         max_model_len=sized.max_model_len,
         engine=args.engine,
         merge=args.dcp_comm_backend,
+        acceptance_rate=args.acceptance_rate,
         assumptions=Assumptions(overlap=args.overlap),
         seed=args.seed,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.table import indent, plural, share, shorten, table
+from cpkit.sizing.cost.drafts import kept_tokens
 from cpkit.sizing.sweep.candidates import Refused
 from cpkit.sizing.sweep.choice import Choice, Loser, differs, refused_share
 from cpkit.sizing.sweep.engines import engine_flags
@@ -48,6 +49,7 @@ def sweep_report(choice: Choice, facts: SweepFacts) -> str:
         *_offered(trace, num_gpus),
         f"Model     {setting.model.name} on {setting.chip}, legal for {setting.engine}; "
         f"{setting.max_model_len:,} tokens a request",
+        *_drafts(setting),
         f"Sweep     {plural(replayed, 'deployment')} replayed, {len(facts.refused):,} not; {duration(facts.wall_s)}",
         *[f"Note      {note}" for note in trace.notes],
         "Note      times are the cost model's estimates; a replica is replayed with its share of the requests",
@@ -74,6 +76,8 @@ def sweep_data(choice: Choice, facts: SweepFacts) -> dict[str, Any]:
         "engine": setting.engine,
         "max_model_len": setting.max_model_len,
         "merge": setting.merge,
+        "num_speculative_tokens": setting.budget.num_speculative_tokens,
+        "acceptance_rate": setting.acceptance_rate,
         "assumptions": {name: value for name, value, _ in setting.assumptions.rows()},
         "aim": {"ttft_p99_s": aim.ttft_s, "tpot_p99_s": aim.tpot_s},
         "keeps_aim": choice.keeps_aim,
@@ -89,6 +93,18 @@ def sweep_data(choice: Choice, facts: SweepFacts) -> dict[str, Any]:
         ],
         "refused": [{"candidate": one.candidate.to_json(), "reason": one.reason} for one in facts.refused],
     }
+
+
+def _drafts(setting: SweepSetting) -> list[str]:
+    """What decodes verify beside their own token."""
+    drafts, rate = setting.budget.num_speculative_tokens, setting.acceptance_rate
+    if not drafts:
+        return []
+    return _wrapped(
+        "Drafts",
+        f"{plural(drafts, 'token')} a decode, each kept with a chance of {rate:g} after those before it: "
+        f"{kept_tokens(drafts, rate):.2f} tokens a step on average; of one MTP module",
+    )
 
 
 def _offered(trace: Trace, num_gpus: Sequence[int]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cpkit.arrays import FloatArray
+from cpkit.budget import ACCEPTANCE_RATE
 from cpkit.settings import StepSettings
 from cpkit.simulate.cost import ReplayCost
 from cpkit.simulate.record import BrokenStep, StepRecord
@@ -31,7 +32,7 @@ class ReplaySettings:
     num_kv_blocks: int
     max_model_len: int
     seed: int = 0
-    acceptance_rate: float = 0.7
+    acceptance_rate: float = ACCEPTANCE_RATE
     max_steps: int | None = None
     check_every: int = 1
     processes: int = 1

@@ -23,7 +23,7 @@ import numpy as np
 
 from cpkit.arrays import Int32Array, IntArray, ceil_div, seal
 from cpkit.batch import Batch
-from cpkit.budget import Budget
+from cpkit.budget import ACCEPTANCE_RATE, Budget
 from cpkit.errors import ConfigError
 from cpkit.topology import Topology
 from cpkit.workload.arrivals import Arrivals
@@ -77,7 +77,7 @@ class Scheduler:
         *,
         num_kv_blocks: int,
         max_model_len: int,
-        acceptance_rate: float = 0.7,
+        acceptance_rate: float = ACCEPTANCE_RATE,
         clock: Clock | None = None,
         decode_stride: int = 1,
         seed: int = 0,

@@ -87,6 +87,13 @@ def read(text):
             id="attention-dp",
         ),
         pytest.param("sglang serve --model m --tp-size 8 --dp 4", "sglang", "m", {"tp": 8, "dp": 4}, id="replicas"),
+        pytest.param(
+            "sglang serve --model m --speculative-algorithm NEXTN --speculative-num-draft-tokens 4",
+            "sglang",
+            "m",
+            {"speculation": "mtp", "num_speculative_tokens": 3},
+            id="sglang-counts-the-token-itself",
+        ),
     ],
 )
 def test_what_a_line_sets(text, engine, model, settings):

@@ -122,7 +122,7 @@ def test_steps_check_and_seed(capsys, trace):
         pytest.param(["--chip", "abacus"], "unknown chip 'abacus': use one of", id="chip"),
         pytest.param(["--gpu-memory-utilization", "90"], "--gpu-memory-utilization 90: a share", id="per-cent"),
         pytest.param(["--weights-gb", "140"], "no room for KV on h200", id="weights-fill-the-chip"),
-        pytest.param(["--acceptance-rate", "1.5"], "acceptance_rate=1.5", id="acceptance"),
+        pytest.param(["--acceptance-rate", "1.5"], "'1.5' is no chance: a number from 0 to 1", id="acceptance"),
         pytest.param(["--max-model-len", "0"], "--max-model-len 0", id="no-length"),
         pytest.param(["--cp-kv-cache-interleave-size", "48"], "does not divide block_size=64", id="interleave"),
         pytest.param(["--workspace-tokens", "3"], "no key span fits", id="budget-below-a-span"),

@@ -42,6 +42,23 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
     assert "2 deployments replayed" in text and "Take " in text and "not replayed (--limit 2)" in text
 
 
+def test_drafts_are_told_and_written(trace_file, capsys):
+    flags = ["--max-model-len", "8192", "--batch-tokens", "8192", "--processes", "1", "--limit", "1"]
+    drafts = ["--num-speculative-tokens", "2", "--acceptance-rate", "0.5"]
+    assert main(["sweep", str(trace_file), *flags, *drafts]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "Drafts    2 tokens a decode, each kept with a chance of 0.5 after those before it: 1.75 tokens a step" in text
+    )
+    assert "--num-speculative-tokens 2" in text
+    found = []
+    for more in ([], drafts):
+        assert main(["sweep", str(trace_file), *flags, *more, "--json", "-"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [(data["num_speculative_tokens"], data["acceptance_rate"]) for data in found] == [(0, 0.7), (2, 0.5)]
+    assert found[1]["best"][0]["capacity"] < found[0]["best"][0]["capacity"], "the draft module's keys take room"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -69,6 +86,9 @@ def test_nothing_to_take_is_a_no(trace_file, tmp_path, capsys, flags, told):
         (["--seed", "-1"], "--seed -1: it is not negative"),
         (["--batch-tokens", "0"], "batch tokens 0: at least 1"),
         (["--processes", "0"], "1 to 256"),
+        (["--num-speculative-tokens", "-1"], "num_speculative_tokens=-1: it is a whole number from 0"),
+        (["--acceptance-rate", "1.5"], "'1.5' is no chance: a number from 0 to 1"),
+        (["--acceptance-rate", "some"], "'some' is no chance"),
         (["--batch-tokens", ""], "no batch tokens to try"),
         (["--results", "out", "--json", "out"], "out: --results and --json would both write it"),
         (["--results", "-"], "--results -: only --json can be printed"),

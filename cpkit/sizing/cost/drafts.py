@@ -14,6 +14,14 @@ from cpkit.planner.partition import WHOLE
 from cpkit.step import StepPlan, plan_step
 
 
+def kept_tokens(num_drafts: int, acceptance_rate: float) -> float:
+    """Tokens that a decode keeps of a step on average: its own, and drafts up to the first rejected one.
+
+    2 drafts, each kept with a chance of 0.7 after those before it: 1 + 0.7 + 0.49 = 2.19
+    """
+    return sum(acceptance_rate**place for place in range(1 + num_drafts))
+
+
 def later_drafts(plan: StepPlan) -> StepPlan | None:
     """The plan of one later pass, for the same ranks; None where the step makes one draft, or has no decodes."""
     num_decodes = plan.batch.num_decodes

@@ -6,6 +6,7 @@ GPUs 16 = 2 replicas x (tp 4 x pcp 2), dcp of 1, 2, 8; interleave, partition and
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from cpkit.errors import ConfigError, PlanError
 from cpkit.model import Model
@@ -91,15 +92,18 @@ def sort_out(
 ) -> tuple[list[Allowed], list[Refused]]:
     """Candidates that an engine's rules, the planner and the chip's memory allow, and the others with the reason.
 
-    merge: ag_rs or a2a, of partial outputs.
+    merge: ag_rs or a2a, of partial outputs. Drafts of the limits' budget are those of one MTP module.
     """
+    common: dict[str, Any] = {"merge": merge}
+    if limits.step_budget().num_speculative_tokens:
+        common["speculation"] = "mtp"
     allowed: list[Allowed] = []
     refused: list[Refused] = []
     block_size = complete(engine, model, chip, {})[0].block_size
     for candidate in candidates(choices, engine, block_size):
         try:
             check_engine(candidate, engine)
-            deployment, _ = complete(engine, model, chip, {**engine_sizes(candidate, engine), "merge": merge})
+            deployment, _ = complete(engine, model, chip, {**engine_sizes(candidate, engine), **common})
             allowed.append(Allowed(candidate, candidate_memory(candidate, deployment, limits)))
         except (ConfigError, PlanError) as error:
             refused.append(Refused(candidate, str(error)))

@@ -6,6 +6,8 @@ SGLang's tp is the replica, which prefill CP is cut out of, and its DCP deals sl
                           sglang  --tp-size 8 --enable-prefill-cp --cp-strategy interleave --attn-cp-size 2 --dcp-size 8
 """
 
+import json
+import shlex
 from typing import Any
 
 from cpkit.errors import ConfigError
@@ -61,7 +63,7 @@ def engine_flags(candidate: Candidate, setting: SweepSetting) -> str:
     """A candidate and the limits it was replayed with as flags of its engine, ready to paste; cpkit's are those of
     `cpkit plan` and `simulate`.
     """
-    engine, merge = setting.engine, setting.merge
+    engine, merge, drafts = setting.engine, setting.merge, setting.budget.num_speculative_tokens
     flags: list[tuple[str, int | str]] = []
     if engine == "sglang":
         flags.append(("--tp-size", candidate.tp * candidate.pcp))
@@ -76,6 +78,9 @@ def engine_flags(candidate: Candidate, setting: SweepSetting) -> str:
             ("--max-running-requests", setting.budget.max_num_seqs),
             ("--context-length", setting.max_model_len),
         ]
+        if drafts:  # what it verifies is the token itself too
+            flags += [("--speculative-algorithm", "NEXTN"), ("--speculative-num-steps", drafts)]
+            flags += [("--speculative-eagle-topk", 1), ("--speculative-num-draft-tokens", 1 + drafts)]
     else:
         flags += [("-tp", candidate.tp), ("-pcp", candidate.pcp), ("-dcp", candidate.dcp)]
         if candidate.dcp > 1:
@@ -88,4 +93,9 @@ def engine_flags(candidate: Candidate, setting: SweepSetting) -> str:
             ("--max-num-seqs", setting.budget.max_num_seqs),
             ("--max-model-len", setting.max_model_len),
         ]
+        if drafts and engine == "vllm":
+            config = json.dumps({"method": "mtp", "num_speculative_tokens": drafts}, separators=(",", ":"))
+            flags.append(("--speculative-config", shlex.quote(config)))
+        elif drafts:
+            flags.append(("--num-speculative-tokens", drafts))
     return " ".join(f"{name} {value}".rstrip() for name, value in flags)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cpkit.arrays import FloatArray
-from cpkit.budget import Budget
+from cpkit.budget import ACCEPTANCE_RATE, Budget
 from cpkit.model import Model
 from cpkit.planner.partition import STRATEGIES
 from cpkit.settings import StepSettings
@@ -30,7 +30,7 @@ class SweepSetting:
     """What all candidates of a sweep share.
 
     engine: whose rules, caches and layers' times count. budget: all but max_num_batched_tokens is taken
-    from it. merge: ag_rs or a2a.
+    from it. merge: ag_rs or a2a. acceptance_rate: chance that a draft token is kept, given that those before it were.
     """
 
     model: Model
@@ -40,6 +40,7 @@ class SweepSetting:
     max_model_len: int
     engine: str = "cpkit"
     merge: str = "ag_rs"
+    acceptance_rate: float = ACCEPTANCE_RATE
     assumptions: Assumptions = Assumptions()  # noqa: RUF009  # frozen
     seed: int = 0
 
@@ -122,6 +123,7 @@ def replay(trace: Trace, setting: SweepSetting, candidate: Candidate, num_blocks
         budget,
         num_kv_blocks=num_blocks,
         max_model_len=setting.max_model_len,
+        acceptance_rate=setting.acceptance_rate,
         clock=QuickClock(cost, settings, setting.max_model_len),
         decode_stride=1 if budget.num_speculative_tokens else DECODE_STRIDE,
         seed=setting.seed,

@@ -106,6 +106,7 @@ def sweep_header(trace: Trace, setting: SweepSetting) -> dict[str, Any]:
         "model": setting.model.name,
         "chip": setting.chip,
         "engine": setting.engine,
+        "drafts": setting.budget.num_speculative_tokens,
         "sweep": sweep_digest(trace, setting),
     }
 

@@ -1,7 +1,7 @@
 """Which candidates are worth a replay: an average request of the trace, costed in two planned steps.
 
 its prompt      steps full of its tokens, at the end of the prompt
-its outputs     steps of up to SCREEN_BATCH decodes, each behind such a prompt
+its outputs     steps of up to SCREEN_BATCH decodes, each behind such a prompt and with its drafts
 """
 
 from collections import defaultdict
@@ -13,6 +13,7 @@ from cpkit.batch import Batch
 from cpkit.errors import ConfigError
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
+from cpkit.sizing.cost.drafts import kept_tokens
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.cost.step import StepCost
 from cpkit.sizing.sweep.candidates import Allowed, Refused
@@ -69,19 +70,21 @@ def gpu_seconds(one: Allowed, trace: Trace, setting: SweepSetting) -> float:
 def average_request(one: Allowed, trace: Trace, setting: SweepSetting) -> list[tuple[StepCost, float]]:
     """The two costed steps of an average request, and how many of each it takes."""
     candidate, memory = one.candidate, one.memory
-    prompt = max(int(np.mean([request.prompt_len for request in trace.requests])), 2)
-    output = float(np.mean([request.output_len for request in trace.requests]))
     budget = memory.settings.budget
+    row = budget.decode_threshold  # tokens of a decode
+    prompt = max(int(np.mean([request.prompt_len for request in trace.requests])), 1 + row)
+    output = float(np.mean([request.output_len for request in trace.requests]))
     settings = StepSettings(memory.settings.topology, setting.model, budget, candidate.partition, setting.merge)
     cost = CostModel(
         setting.model, setting.weights, settings.topology, chip(setting.chip), setting.assumptions, setting.engine
     )
     query = min(budget.max_num_batched_tokens, prompt)
-    most = min(SCREEN_BATCH, budget.max_num_seqs, budget.max_num_batched_tokens)
+    most = min(SCREEN_BATCH, budget.max_num_seqs, budget.max_num_batched_tokens // row)
     num_decodes = max(1, min(most, memory.tokens // prompt))
     prefill = Batch.from_lens([prompt], [query], [prompt])
-    decodes = Batch.from_lens([prompt] * num_decodes, [1] * num_decodes, [prompt - 1] * num_decodes)
-    numbers = (prompt / query, output / num_decodes)
+    decodes = Batch.from_lens([prompt] * num_decodes, [row] * num_decodes, [prompt - row] * num_decodes)
+    kept = kept_tokens(budget.num_speculative_tokens, setting.acceptance_rate)
+    numbers = (prompt / query, output / (num_decodes * kept))
     return [
         (cost.step_cost(settings.plan(batch, 0)), number)
         for batch, number in zip((prefill, decodes), numbers, strict=True)

@@ -15,14 +15,15 @@ MODEL = load_model(NAME)
 TRACE = Trace("made", "plain", tuple(Request(i, 0.2 * i, 900 + 700 * (i % 5), 1 + 3 * (i % 4)) for i in range(24)))
 
 
-def make_setting(model=NAME, **changes):
+def make_setting(model=NAME, drafts=0, **changes):
     known = load_model(model)
-    return SweepSetting(known, load_weights(model, known), "h200", default_budget(known), 20_000, **changes)
+    budget = default_budget(known, num_speculative_tokens=drafts)
+    return SweepSetting(known, load_weights(model, known), "h200", budget, 20_000, **changes)
 
 
-def make_allowed(gpus=(8,), engine="cpkit", model=NAME, **choices):
-    limits = Limits(published_fields(*load_config(model)), 20_000)
-    return sort_out(load_model(model), chip("h200"), engine, limits, Choices(gpus, **choices))
+def make_allowed(gpus=(8,), engine="cpkit", model=NAME, on="h200", drafts=0, **choices):
+    limits = Limits(published_fields(*load_config(model)), 20_000, budget={"num_speculative_tokens": drafts})
+    return sort_out(load_model(model), chip(on), engine, limits, Choices(gpus, **choices))
 
 
 def outcome(gpus, ttft, tpot, tokens, capacity, **changes):

@@ -88,25 +88,54 @@ def test_sglang_has_no_interleave():
     "sizes", [(8, 1, 1), (4, 2, 8), (1, 8, 1), (8, 1, 4)], ids=lambda sizes: "-".join(map(str, sizes))
 )
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_flags_say_the_candidate(engine, sizes):
+@pytest.mark.parametrize("drafts", [0, 1, 3])
+def test_flags_say_the_candidate(engine, sizes, drafts):
     tp, pcp, dcp = sizes
     partition = {"vllm": "head_tail", "sglang": "round_robin"}[engine]
     candidate = Candidate(16, tp, pcp, dcp, 1, 64, partition, 2048)
     start = {"vllm": "vllm serve m", "sglang": "python -m sglang.launch_server --model-path m"}[engine]
-    line = read_launch_line([f"{start} {engine_flags(candidate, make_setting(engine=engine, merge='a2a'))}"])
+    setting = make_setting(engine=engine, merge="a2a", drafts=drafts)
+    line = read_launch_line([f"{start} {engine_flags(candidate, setting)}"])
     told = engine_sizes(candidate, engine) | ({"merge": "a2a"} if dcp > 1 else {})
     told |= {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 20_000}
+    if drafts:
+        told |= {"speculation": "mtp", "num_speculative_tokens": drafts}
+        told |= {"eagle_topk": 1} if engine == "sglang" else {}
     ones = {"pcp": 1, "dcp": 1}  # what says nothing may be left out
-    assert not line.ignored and ones | line.settings == ones | told
+    more = {f"--speculative-num-steps {drafts}"} if drafts and engine == "sglang" else set()
+    assert set(line.ignored) == more and ones | line.settings == ones | told
 
 
 @pytest.mark.parametrize("partition", STRATEGIES)
-def test_flags_of_cpkit_plan_the_candidate(partition):
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_flags_of_cpkit_plan_the_candidate(partition, drafts):
     candidate = Candidate(16, 4, 2, 8, 32, 64, partition, 2048)
-    args = make_parser().parse_args(["plan", *engine_flags(candidate, make_setting(merge="a2a")).split()])
-    settings = read_settings(args)
+    flags = engine_flags(candidate, make_setting(merge="a2a", drafts=drafts))
+    settings = read_settings(args := make_parser().parse_args(["plan", *flags.split()]))
+    assert settings.budget.num_speculative_tokens == drafts
     topology = settings.topology
     assert (topology.tp, topology.pcp, topology.dcp, topology.interleave, topology.block_size) == (4, 2, 8, 32, 64)
     assert (settings.partition, settings.merge) == (partition, "a2a")
     assert (settings.budget.max_num_batched_tokens, settings.budget.max_num_seqs) == (2048, 256)
     assert args.max_model_len == 20_000
+
+
+@pytest.mark.parametrize(
+    ("engine", "chip", "token_bytes", "shared"),
+    [("cpkit", "h200", 656 + 132, True), ("vllm", "h200", 656 + 132, True), ("sglang", "b200", 576 + 132, False)],
+)
+def test_drafts_take_room_for_a_module_and_its_rows(engine, chip, token_bytes, shared):
+    """A draft module is one layer more; SGLang's DCP ranks keep all of its keys each."""
+    plain, drafting = (make_allowed(engine=engine, model="glm-5.2", on=chip, drafts=drafts)[0] for drafts in (0, 3))
+    rooms = {one.candidate: one.memory for one in plain}
+    assert drafting and any(one.candidate.dcp > 1 for one in drafting)
+    for one in drafting:
+        more = one.memory.token_bytes - rooms[one.candidate].token_bytes
+        assert more == pytest.approx(token_bytes / (one.candidate.dcp if shared else 1))
+        assert one.memory.num_blocks < rooms[one.candidate].num_blocks
+
+
+def test_rules_about_drafts_count():
+    allowed, refused = make_allowed(engine="vllm", model="deepseek-v4.1-flash", drafts=1)
+    assert not any(one.candidate.pcp > 1 for one in allowed)
+    assert any(one.candidate.pcp > 1 and "speculation" in one.reason for one in refused)

@@ -10,7 +10,7 @@ from cpkit.errors import InputError
 from cpkit.sizing.sweep.replay import replay, share_of
 from cpkit.sizing.sweep.results import Results
 from cpkit.sizing.sweep.run import run_sweep
-from cpkit.sizing.sweep.screen import gpu_seconds
+from cpkit.sizing.sweep.screen import average_request, gpu_seconds
 from cpkit.workload.request import Request, Trace
 from tests.sizing.sweep.small import TRACE, make_allowed, make_setting, outcome
 
@@ -73,6 +73,8 @@ SESSIONS = Trace("made", "plain", tuple(replace(request, session="a") for reques
             replace(TRACE, requests=TRACE.requests[:5]), {}, r"\(requests 24, here 5\); name another", id="requests"
         ),
         pytest.param(replace(TRACE, name="b"), {"engine": "vllm"}, "trace made, here b; engine cpkit", id="two-things"),
+        pytest.param(TRACE, {"drafts": 2}, r"\(drafts 0, here 2\)", id="drafts"),
+        pytest.param(TRACE, {"acceptance_rate": 0.5}, "a limit or assumption differs", id="acceptance-rate"),
         pytest.param(TRACE, {"model": "glm-5.2"}, r"\(model deepseek-v3.2, here glm-5.2\)", id="model"),
     ],
 )
@@ -141,3 +143,23 @@ def test_vllms_layers_take_longer_than_the_kernels():
     assert vllm_s > 1.1 * cpkit_s
     costs = [gpu_seconds(one, TRACE, make_setting(engine=engine)) for engine in ("cpkit", "vllm")]
     assert costs[1] > costs[0]
+
+
+def test_kept_drafts_shorten_a_token_and_rejected_ones_lengthen_it():
+    one = next(one for one in make_allowed()[0] if one.candidate.pcp == one.candidate.dcp == 1)
+    plain, *drafting = (
+        replay(TRACE, setting, one.candidate, one.memory.num_blocks)
+        for setting in (make_setting(), *[make_setting(drafts=3, acceptance_rate=rate) for rate in (0.0, 0.7, 1.0)])
+    )
+    none, some, every = (outcome.tpot_s[0] for outcome in drafting)
+    assert every < some < none and none > plain.tpot_s[0] and every < 0.5 * none
+    assert all(outcome.finished == plain.finished for outcome in drafting)
+
+
+def test_an_average_request_takes_fewer_steps_the_more_drafts_are_kept():
+    one = next(one for one in make_allowed(drafts=2)[0] if one.candidate.pcp == one.candidate.dcp == 1)
+    settings = (make_setting(drafts=2, acceptance_rate=rate) for rate in (0.0, 1.0))
+    (prefills, decodes), (same, fewer) = (
+        [number for _, number in average_request(one, TRACE, setting)] for setting in settings
+    )
+    assert prefills == same and decodes == 3 * fewer
