@@ -62,6 +62,16 @@ def owner_layout(num_tokens):
 
 
 @gluon.jit
+def owner_lane(key, token, NUM_TOKENS: gl.constexpr):
+    """The lane of a warp that owns a sum of 2 or 4 tokens in owner_layout."""
+    gl.static_assert(NUM_TOKENS == 2 or NUM_TOKENS == 4)
+    if NUM_TOKENS == 2:
+        return token + (key & 8) // 4 + (key & 7) * 4
+    else:
+        return token + (key & 7) * 4
+
+
+@gluon.jit
 def weighted_head_sums(scores, half_weights, H: gl.constexpr, CHAINS_FIRST: gl.constexpr):
     """[keys, tokens]: sums of weight * max(score, 0) over the heads; half_weights: [columns], weights times 0.5.
 

@@ -9,11 +9,10 @@ multiprocessor:
     scorer 1                    the same with rows 4 5 and 6 7, half a tile later: its wgmma runs in scorer 0's gaps
 
 (H = 64: 128 columns (row, head) are 2 rows; H = 32: 4 rows.) Keys are the tall side of the product, so all heads of a
-(row, key) lie in one quad of lanes: a chain of fused multiply-adds in registers, in one order for every tile and every
-Triton, and one exchange within the quad after which each lane owns other (row, key) sums and stores them.
+(row, key) lie in one quad of lanes, and their sum stays in its registers (head_sums_gluon.py).
 
-Items are (chunk of keys, block of query rows), chunk by chunk so that all programs read the same keys while they are in
-cache; items whose rows end before the chunk cost two small loads.
+Which program does which rows and keys, in what order: mqa_items_gluon.py. Where only the logits that pass a bound are
+wanted, the same kernel lists these: mqa_survivors_gluon.py.
 """
 
 import torch
@@ -24,7 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
+from cpkit.kernels.mqa_items_gluon import block_and_chunk, choose_chunk, item_of_lap
 from cpkit.kernels.mqa_operands import Operands
+from cpkit.kernels.mqa_survivors_gluon import claim_places, list_passing
 
 D = gl.constexpr(128)
 COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
@@ -37,33 +38,10 @@ _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared 
 
 
 @gluon.jit
-def _logits(scores, half_weights, scale, key, start, end, H: gl.constexpr):
-    """[keys, rows] logits of a tile, the positions of its keys, and which of them lie in the rows' ranges."""
-    logits = weighted_head_sums(scores, half_weights, H, CHAINS_FIRST=False) * gl.expand_dims(scale, 1)
-    keys = gl.expand_dims(key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, logits.type.layout)), 1)
-    return logits, keys, (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
-
-
-@gluon.jit
-def _count_passing(logits, keys, allowed, rows, bounds, sink):
-    """Which logits pass their row's bound, and the places that its counter gives them, on their way when this returns.
-
-    A key comes before or at the bound if it scores more, or the same at no higher a position.
-    """
-    score, last_key = bounds
-    score = gl.expand_dims(score, 0)
-    passes = allowed & ((logits > score) | ((logits == score) & (keys <= gl.expand_dims(last_key, 0))))
-    counters = gl.expand_dims(sink[3] + rows, 0) + keys * 0
-    return passes, gl.atomic_add(counters, passes.to(gl.int32), mask=passes, sem="relaxed")
-
-
-@gluon.jit
-def _list_passing(logits, keys, passes, place, rows, sink):
-    """Put (score bits << 32 | position) at its place in the row's list; what does not fit has only been counted."""
-    _, _, survivors, _, room = sink
-    entry = (logits.to(gl.int32, bitcast=True).to(gl.int64) << 32) | keys.to(gl.int64)
-    row_list = gl.expand_dims(survivors + rows.to(gl.int64) * room, 0)
-    gl.store(row_list + place, entry, mask=passes & (place < room))
+def _write(logits, keys, start, end, out):
+    """Write a tile's logits that lie in the rows' ranges; out: where the rows begin."""
+    allowed = (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
+    gl.store(gl.expand_dims(out, 0) + keys, logits, mask=allowed)
 
 
 @gluon.jit
@@ -71,8 +49,9 @@ def _item(item, work, H: gl.constexpr):
     """First query row of an item and the keys of its chunk that any of its rows may score; (row, n, n) if none."""
     key_start, key_end, M, N, num_blocks, _, chunk_keys = work
     ROWS: gl.constexpr = GROUPS * COLS // H
-    row = (item % num_blocks) * ROWS
-    chunk_start = (item // num_blocks) * chunk_keys
+    block, chunk = block_and_chunk(item, num_blocks)
+    row = block * ROWS
+    chunk_start = chunk * chunk_keys
     rows = row + gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     start = gl.maximum(gl.load(key_start + rows, mask=rows < M, other=N), 0)
     end = gl.minimum(gl.load(key_end + rows, mask=rows < M, other=0), N)
@@ -87,8 +66,8 @@ def _load_partition(q_desc, k_desc, work, buffers, H: gl.constexpr):
     num_items = work[5]
     turn = 0
     tile = 0
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        row, first, last = _item(item, work, H)
+    for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
+        row, first, last = _item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, H)
         if first < last:
             slot = turn % NUM_Q
             mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
@@ -137,15 +116,15 @@ def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.c
     heads = cols % H
     turn = 0
     tile = 0
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        row, first, last = _item(item, work, H)
+    for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
+        row, first, last = _item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, H)
         rows0 = row + own_rows
         rows1 = row + Q + own_rows
         w0, start0, end0 = _row_inputs(rows0, row + col_rows, heads, tensors, work)
         w1, start1, end1 = _row_inputs(rows1, row + Q + col_rows, heads, tensors, work)
         if LIST:
-            bounds0 = _row_bounds(rows0, sink, M)
-            bounds1 = _row_bounds(rows1, sink, M)
+            score0, last_key0 = _row_bounds(rows0, sink, M)
+            score1, last_key1 = _row_bounds(rows1, sink, M)
         else:
             out0 = sink[0] + rows0.to(gl.int64) * sink[1]
             out1 = sink[0] + rows1.to(gl.int64) * sink[1]
@@ -160,43 +139,42 @@ def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.c
             q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
             acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
             acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
-            if LIST:  # places of a tile's logits arrive while the next tile is scored
-                logits0 = gl.zeros([BLOCK_N, Q], gl.float32, owner)
-                logits1 = logits0
-                place0 = gl.zeros([BLOCK_N, Q], gl.int32, owner)
-                place1 = place0
-                passes0 = place0 != 0
-                passes1 = passes0
+            if LIST:  # logits of a tile are counted and listed during the next one
+                _, _, survivors, counts, room = sink
+                group0 = (rows0, start0, end0, score0, last_key0)
+                group1 = (rows1, start1, end1, score1, last_key1)
+                none = gl.full([BLOCK_N, Q], float("nan"), gl.float32, owner)  # passes no bound
+                found = (none, none)
             for key in range(first, last, BLOCK_N):
                 stage = tile % NUM_K
+                keys = gl.expand_dims(key + lanes, 1)
                 scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
                 mbarrier.wait(k_ready.index(stage), tile // NUM_K & 1)
                 run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
                 run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
-                acc0 = warpgroup_mma_wait(1, deps=(run0,))
-                logits, keys, allowed = _logits(acc0, w0, scale, key, start0, end0, H)
                 if LIST:
-                    _list_passing(logits0, keys - BLOCK_N, passes0, place0, rows0, sink)
-                    logits0 = logits
-                    passes0, place0 = _count_passing(logits, keys, allowed, rows0, bounds0, sink)
+                    claimed = claim_places(found, keys - BLOCK_N, group0, group1, counts, M)
+                acc0 = warpgroup_mma_wait(1, deps=(run0,))
+                logits0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST=LIST) * gl.expand_dims(scale, 1)
+                if LIST:
+                    list_passing(found, keys - BLOCK_N, claimed, group0, group1, survivors, room)
                 else:
-                    gl.store(gl.expand_dims(out0, 0) + keys, logits, mask=allowed)
+                    _write(logits0, keys, start0, end0, out0)
                 # Nothing of run1 may cross into the next turn of the loop: ptxas would then wait after every wgmma.
                 acc1 = warpgroup_mma_wait(0, deps=(run1,))
                 mbarrier.arrive(k_free.index(stage), count=1)
-                logits, keys, allowed = _logits(acc1, w1, scale, key, start1, end1, H)
+                logits1 = weighted_head_sums(acc1, w1, H, CHAINS_FIRST=LIST) * gl.expand_dims(scale, 1)
                 if LIST:
-                    _list_passing(logits1, keys - BLOCK_N, passes1, place1, rows1, sink)
-                    logits1 = logits
-                    passes1, place1 = _count_passing(logits, keys, allowed, rows1, bounds1, sink)
+                    found = (logits0, logits1)
                 else:
-                    gl.store(gl.expand_dims(out1, 0) + keys, logits, mask=allowed)
+                    _write(logits1, keys, start1, end1, out1)
                 tile += 1
             if LIST:
-                past = first + gl.cdiv(last - first, BLOCK_N) * BLOCK_N - BLOCK_N  # the last tile
-                keys = gl.expand_dims(past + lanes, 1)
-                _list_passing(logits0, keys, passes0, place0, rows0, sink)
-                _list_passing(logits1, keys, passes1, place1, rows1, sink)
+                keys = gl.expand_dims(
+                    first + (gl.cdiv(last - first, BLOCK_N) - 1) * BLOCK_N + lanes, 1
+                )  # the last tile
+                claimed = claim_places(found, keys, group0, group1, counts, M)
+                list_passing(found, keys, claimed, group0, group1, survivors, room)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
 
@@ -295,14 +273,3 @@ def _launch_of(
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
     sizes = (M, N, operands.weights.stride(0) // 4, result_stride, num_items, chunk_keys)
     return (min(sms, num_items),), (q_desc, k_desc), sizes
-
-
-def choose_chunk(num_rows: int, num_keys: int, num_blocks: int, sms: int) -> int:
-    """Keys of an item, a power of two: long items start seldom, short ones spread evenly over the multiprocessors.
-
-    A program gets about 6 items when all rows see all keys and 30 when rows are as many as keys, as half of a causal
-    square is empty.  8,192 rows x 8,192 keys, H=64 -> 2,048;  4,096 x 131,072 -> 8,192
-    """
-    items = 6 + 24 * min(num_rows, num_keys) / num_keys
-    wanted = num_keys * num_blocks / (sms * items)
-    return next((size for size in (1024, 2048, 4096) if wanted < size * 2**0.5), 8192)
