@@ -64,11 +64,16 @@ def owner_layout(num_tokens):
 @gluon.jit
 def owner_lane(key, token, NUM_TOKENS: gl.constexpr):
     """The lane of a warp that owns a sum of 2 or 4 tokens in owner_layout."""
-    gl.static_assert(NUM_TOKENS == 2 or NUM_TOKENS == 4)
     if NUM_TOKENS == 2:
         return token + (key & 8) // 4 + (key & 7) * 4
     else:
         return token + (key & 7) * 4
+
+
+@gluon.constexpr_function
+def token_lanes(num_tokens):
+    """A bit for each lane of a warp that owns sums of token 0, of 2 or 4; those of token t are t bits further."""
+    return sum(1 << lane for lane in range(0, 32, num_tokens))
 
 
 @gluon.jit

@@ -15,12 +15,12 @@ A tile is [64 keys, Q rows] twice: both column groups of a scorer, laid out as h
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from cpkit.kernels.head_sums_gluon import owner_lane
+from cpkit.kernels.head_sums_gluon import owner_lane, token_lanes
 
-# Outputs: the counter before (in a lane that asks), and for each group the passing lanes of this lane's row before it.
-# Inputs: does each group's logit pass; the lanes of the same row; the group that this lane asks for, 1 or 2, or none,
-# 0; the address of its counter.
-_CLAIM = gl.constexpr("""{
+# Outputs: what the counter was, in a lane that asks; for each group how many lanes of this lane's row pass before it.
+# Inputs: whether each group's logit passes; the lanes of the same row; the group that this lane asks for, 1 or 2, or
+# 0 for none; the address of the counter.
+CLAIM = gl.constexpr("""{
 .reg .pred p;
 .reg .b32 lanes, before, n, n1, n2;
 mov.u32 before, %lanemask_lt;
@@ -48,18 +48,18 @@ def claim_places(found, keys, rows0, rows1, counts, num_rows):
     """Ask for the places of what passes of a tile's logits; the answer is on its way when this returns.
 
     found: the logits of both column groups, keys: [64, 1] their positions; rows0, rows1: of each group the rows, their
-    ranges and their bounds, (score, last key). Returns which pass, and the three results of _CLAIM.
+    ranges and their bounds, (score, last key). Returns which pass, and the three results of CLAIM.
     """
     passes0 = _passing(found[0], keys, rows0)
     passes1 = _passing(found[1], keys, rows1)
     Q: gl.constexpr = found[0].shape[1]
-    SAME_ROW: gl.constexpr = 0x55555555 if Q == 2 else 0x11111111  # lanes of a warp, shifted by the row
+    SAME_ROW: gl.constexpr = token_lanes(Q)
     token, lane = _token_and_lane(found[0])
     group = gl.where(lane < Q, 1, gl.where(lane < 2 * Q, 2, 0))
     row = gl.where(group == 2, gl.expand_dims(rows1[0], 0), gl.expand_dims(rows0[0], 0))
     group = gl.where(row < num_rows, group, 0)
     claim = gl.inline_asm_elementwise(
-        _CLAIM, "=r,=r,=r,r,r,r,r,l",
+        CLAIM, "=r,=r,=r,r,r,r,r,l",
         [passes0.to(gl.int32), passes1.to(gl.int32), SAME_ROW << token, group, counts + row],
         dtype=(gl.int32, gl.int32, gl.int32), is_pure=False, pack=1,
     )  # fmt: skip

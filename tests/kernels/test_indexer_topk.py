@@ -119,6 +119,14 @@ def test_lists_select_what_all_logits_do(H, k, whole):
 
 
 @NEEDS_HOPPER
+@pytest.mark.parametrize("H", [32, 64])
+def test_lists_of_more_blocks_than_multiprocessors(H):
+    data = operands(2501, 13_000, H, whole=False)
+    listed, written = selections(data, *causal(2501, 13_000), 2048, workspace_bytes=125_000_000)
+    assert torch.equal(listed, written)
+
+
+@NEEDS_HOPPER
 @pytest.mark.parametrize("case", ["equal", "spike", "minus-inf", "nan", "sorted", "same-rows"])
 def test_lists_of_hostile_rows(case):
     q, k, scale, weights = operands(50, 40000, 64, whole=False)

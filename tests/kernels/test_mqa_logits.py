@@ -90,6 +90,26 @@ def test_head_tail_rows_far_apart():
         assert got[m, : end[m]].tolist() == want[m, : end[m]].tolist()
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="on a CPU no program of a GPU takes more than one item")
+@pytest.mark.parametrize("H", [32, 64])
+@pytest.mark.parametrize(
+    ("M", "N"),
+    [
+        pytest.param(4096, 1000, id="whole-rows-in-laps"),
+        pytest.param(1500, 4001, id="few-chunks-in-laps"),
+        pytest.param(1, 16_385, id="one-row"),
+        pytest.param(700, 20_000, id="chunks-of-many-keys"),
+    ],
+)
+def test_all_items_on_a_gpu(M, N, H):
+    data = inputs(M, N, H, 12, exact=True)
+    end = (N - M + 1 + torch.arange(M, device=DEVICE)).clamp(0, N).int()
+    got, want = (
+        mqa_logits(*data, torch.zeros_like(end), end, outside="-inf", backend=one) for one in ("triton", "torch")
+    )
+    assert torch.equal(got, want)
+
+
 def test_empty():
     q, k, scale, weights = inputs(2, 5, 32, 8, exact=True)
     assert mqa_logits(q[:0], k, scale, weights[:0], bounds(), bounds()).shape == (0, 5)
