@@ -10,6 +10,7 @@ from cpkit.cli.launch_line import LaunchLine, read_launch_line
 from cpkit.cli.model_names import ending_bits, named_model
 from cpkit.cli.output import emit, write_json
 from cpkit.cli.parser import positive_number, whole_number
+from cpkit.cli.sized_model import add_weights_gib, given_weights
 from cpkit.errors import InputError
 from cpkit.model import MODELS, load_config, load_model, published_fields
 from cpkit.sizing.deployment import ENGINES
@@ -44,7 +45,6 @@ exit codes: 0 yes, 1 no, 2 bad usage
 LIMITS = ("max_model_len", "utilization", "max_num_batched_tokens", "max_num_seqs", "num_speculative_tokens")
 BUDGET = ("max_num_batched_tokens", "max_num_seqs", "num_speculative_tokens", "logits_bytes")
 REQUEST_LENGTH = 32_768
-GIB = 1 << 30
 
 
 def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -128,7 +128,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens of the requests that are counted (default: {REQUEST_LENGTH}, or the longest request)",
     )
-    group.add_argument("--weights-gib", type=positive_number, metavar="GIB", help="of one rank (default: estimated)")
+    add_weights_gib(group)
     group.add_argument(
         "--weight-bits",
         type=whole_number,
@@ -221,7 +221,7 @@ def _limits(args: argparse.Namespace, settings: dict[str, Any], config: dict[str
     return Limits(
         config=config,
         max_model_len=found.get("max_model_len", max_model_len),
-        weights=None if args.weights_gib is None else Figure(args.weights_gib * GIB, "given", "--weights-gib"),
+        weights=given_weights(args),
         utilization=DEFAULT_UTILIZATION if share is None else Figure(share, "given", "a flag"),
         workspace_tokens=args.workspace_tokens,
         budget={name: found[name] for name in BUDGET if name in found},

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cpkit.cli.parser import int_list, positive_number, whole_number
-from cpkit.cli.sized_model import add_longest, add_model_flags, add_overlap, read_sized_model
+from cpkit.cli.sized_model import (
+    add_longest,
+    add_model_flags,
+    add_overlap,
+    add_weights_gib,
+    given_weights,
+    read_sized_model,
+)
 from cpkit.errors import ConfigError, InputError
 from cpkit.sizing.deployment import ENGINES
 from cpkit.topology import legal_dcp_sizes
@@ -31,7 +38,7 @@ def add_capacity(kinds: Any) -> Added:
     parser.add_argument("--chips", default="h200", metavar="NAME,NAME", help="at most eight (default: %(default)s)")
     parser.add_argument("-tp", type=whole_number, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("-pcp", type=whole_number, default=1, metavar="N", help="(default: 1)")
-    parser.add_argument("--weights-gib", type=positive_number, metavar="GIB", help="of one rank (default: estimated)")
+    add_weights_gib(parser)
     add_longest(parser)
     return parser, draw_capacity
 
@@ -83,7 +90,6 @@ def draw_capacity(args: argparse.Namespace) -> str:
     """Count what fits for each chip and dcp, and draw it."""
     from cpkit.report.pictures.capacity import draw_capacity, fits
     from cpkit.sizing.chips import chip
-    from cpkit.sizing.figures import Figure
     from cpkit.sizing.memory.deployment import Limits
 
     names = [name.strip() for name in args.chips.split(",")]
@@ -93,7 +99,7 @@ def draw_capacity(args: argparse.Namespace) -> str:
     limits = Limits(
         config=sized.config,
         max_model_len=sized.max_model_len,
-        weights=None if args.weights_gib is None else Figure(args.weights_gib * (1 << 30), "given", "--weights-gib"),
+        weights=given_weights(args),
         weight_bits=sized.weight_bits,
     )
     lines = [fits(sized.model, args.engine, chip(one), limits, tp=args.tp, pcp=args.pcp) for one in names]

@@ -1,15 +1,17 @@
-"""How many KV blocks a chip has room for, and the sentence that says why."""
+"""How many KV blocks a chip has room for, and the sentences that say why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cpkit.errors import ConfigError
 
 if TYPE_CHECKING:  # plans need numpy, which --help does without
     from cpkit.settings import StepSettings
+    from cpkit.sizing.figures import Figure
+    from cpkit.sizing.memory.plan import Memory
 
-DEFAULT_WEIGHT_SHARE = 0.5
-"""Of a chip's memory: what weights are assumed to take where nothing is said, in worlds too small for them as well."""
+STAND_IN_SHARE = 0.5
+"""Of a chip's memory: what weights are assumed to take in worlds that cannot hold the model, which are replayed too."""
 
 NUM_WORKSPACES = 2
 """Index workspaces at once: the next is filled while one is scored."""
@@ -19,53 +21,82 @@ MAX_BLOCKS = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """num_blocks: block ids, the null block included; source: where the number comes from, for the report."""
+    """num_blocks: block ids, the null block included; source: where the number comes from, for the report.
+
+    note: what is assumed where the ranks cannot hold the model, else empty. memory: that of a rank, as the number has
+    it; None where the number was given.
+    """
 
     num_blocks: int
     source: str
+    note: str = ""
+    memory: "Memory | None" = None
 
 
 def default_pool(
-    settings: "StepSettings", *, max_model_len: int, chip: str, weights_gb: float | None, utilization: float
+    settings: "StepSettings", *, max_model_len: int, chip: str, weights: "Figure", utilization: float
 ) -> PoolSize:
-    """KV blocks that fit: (memory * utilization - weights - buffers) / bytes of a block on one rank, by plan_memory.
+    """KV blocks that fit: (memory * utilization - weights - buffers) / bytes of a block on one rank, by lay_out.
 
-    weights_gb: of one rank, in 10^9 bytes; None: half the chip's memory. Raises ConfigError when no block fits.
+    weights: bytes of one rank, given or assumed; assumed ones that leave no room make way for half the chip's memory,
+    and the note says so. Raises ConfigError when no block fits.
     """
     from cpkit.sizing.chips import chip as known_chip
     from cpkit.sizing.figures import Figure
-    from cpkit.sizing.memory.plan import MemorySettings, plan_memory
+    from cpkit.sizing.memory.plan import MemorySettings, check_room, lay_out
 
     if utilization > 1:
         raise ConfigError(f"--gpu-memory-utilization {utilization:g}: a share of the memory is at most 1")
     accelerator = known_chip(chip)
-    memory_gb = accelerator.hbm_bytes.value / 1e9
-    if weights_gb is None:
-        weights_gb = DEFAULT_WEIGHT_SHARE * memory_gb
-        weights = Figure(1e9 * weights_gb, "assumed", "assumed half the chip")
-    else:
-        weights = Figure(1e9 * weights_gb, "given", "as stated")
-    try:
-        memory = plan_memory(
-            MemorySettings(
-                model=settings.model,
-                topology=settings.topology,
-                budget=settings.budget,
-                chip=accelerator,
-                weights=weights,
-                utilization=Figure(utilization, "given", "--gpu-memory-utilization"),
-                max_model_len=max_model_len,
-                merge=settings.merge,
-                num_workspaces=NUM_WORKSPACES,
-                draft_layers=int(settings.budget.num_speculative_tokens > 0),  # an MTP module, as the cost model has it
-            )
+    memory = lay_out(
+        MemorySettings(
+            model=settings.model,
+            topology=settings.topology,
+            budget=settings.budget,
+            chip=accelerator,
+            weights=weights,
+            utilization=Figure(utilization, "given", "--gpu-memory-utilization"),
+            max_model_len=max_model_len,
+            merge=settings.merge,
+            num_workspaces=NUM_WORKSPACES,
+            draft_layers=int(settings.budget.num_speculative_tokens > 0),  # an MTP module, as the cost model has it
         )
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or lower --weights-gb, or give --num-kv-blocks") from error
-    buffers_gb = sum(buffer.bytes for buffer in memory.buffers) / 1e9
-    source = (
-        f"{chip}, {memory_gb:g} GB x {utilization:g} less {weights_gb:g} GB of weights ({weights.source}) "
-        f"and {buffers_gb:.1f} GB of buffers, {memory.block_bytes / 1e6:.2f} MB a block"
-        f"{' with its draft keys' if memory.settings.draft_layers else ''}"
     )
-    return PoolSize(min(memory.num_blocks, MAX_BLOCKS), source)
+    note = ""
+    if weights.kind == "assumed" and not memory.has_room:
+        half = Figure(STAND_IN_SHARE * accelerator.hbm_bytes.value, "assumed", "half the chip")
+        note = _note(memory, half)
+        memory = lay_out(replace(memory.settings, weights=half))
+    try:
+        check_room(memory)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or give other --weights-gib, or --num-kv-blocks") from error
+    how = "estimated" if weights.kind == "assumed" and not note else memory.settings.weights.kind
+    return PoolSize(min(memory.num_blocks, MAX_BLOCKS), _source(memory, how), note, memory)
+
+
+def _note(memory: "Memory", half: "Figure") -> str:
+    """What does not fit, and what is assumed instead."""
+    from cpkit.report.table import plural, size
+
+    settings, topology = memory.settings, memory.settings.topology
+    buffers = sum(buffer.bytes for buffer in memory.buffers)
+    return (
+        f"{plural(topology.replica_size * topology.pp * topology.dp, 'rank')} of {settings.chip.name} cannot hold "
+        f"{settings.model.name}: {size(settings.weights.value)} of weights and {size(buffers)} of buffers each, where "
+        f"{size(memory.usable)} may be used; the pool assumes weights of half the chip, {size(half.value)}"
+    )
+
+
+def _source(memory: "Memory", how: str) -> str:
+    """The chip less what it holds, and how its weights are known."""
+    from cpkit.report.table import size
+
+    settings = memory.settings
+    buffers = sum(buffer.bytes for buffer in memory.buffers)
+    draft = " with its draft keys" if settings.draft_layers else ""
+    return (
+        f"{settings.chip.name}, {size(settings.chip.hbm_bytes.value)} x {settings.utilization.value:g} less "
+        f"{size(settings.weights.value)} of weights and {size(buffers)} of buffers a rank, "
+        f"{size(memory.block_bytes)} a block{draft}; weights {how}: {settings.weights.source}"
+    )

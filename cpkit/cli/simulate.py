@@ -13,7 +13,7 @@ from cpkit.cli.parser import positive_number, whole_number
 from cpkit.cli.pool import PoolSize, default_pool
 from cpkit.cli.processes import MAX_DEFAULT, num_processes
 from cpkit.cli.simulate_pictures import Pictures, add_picture_flags
-from cpkit.cli.sized_model import add_overlap, add_weight_bits, read_sized_model
+from cpkit.cli.sized_model import add_overlap, add_weight_bits, add_weights_gib, given_weights, read_sized_model
 from cpkit.errors import ConfigError, InputError
 from cpkit.sizing.deployment import ENGINES
 
@@ -36,7 +36,7 @@ examples:
     cpkit simulate examples/data/conversation_excerpt.jsonl.gz -tp 4 -pcp 2 -dcp 8 --steps 500
 
   another world and chip, every tenth step checked, figures for a script on stdout:
-    cpkit simulate trace.csv --model glm-5 -tp 8 -pcp 4 -dcp 32 --chip b200 --weights-gb 40 --check every:10 --json -
+    cpkit simulate trace.csv --model glm-5 -tp 8 -pcp 4 -dcp 32 --chip b200 --weights-gib 40 --check every:10 --json -
 
   durations from the cost model of a chip, each rank's time for Perfetto, and the report as a page:
     cpkit simulate trace.csv -tp 4 -pcp 2 -dcp 8 --cost h200 --timeline timeline.json --html report.html
@@ -70,12 +70,8 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
         help="block ids of a rank, block 0 included (default: what fits)",
     )
     pool.add_argument("--chip", help="chip whose memory is filled (default: --cost's, else h200)")
-    pool.add_argument(
-        "--weights-gb",
-        type=positive_number,
-        metavar="GB",
-        help="GB (10^9) of weights on each rank (default: half the chip's memory)",
-    )
+    add_weights_gib(pool, "estimated, or half the chip where the ranks cannot hold the model")
+    add_weight_bits(pool)
     pool.add_argument(
         "--gpu-memory-utilization",
         type=positive_number,
@@ -111,7 +107,6 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         choices=tuple(ENGINES),
         help="--cost: whose layers are timed (default: cpkit, the kernels alone)",
     )
-    add_weight_bits(replay, "--cost: ")
     add_overlap(replay, "--cost: ")
     replay.add_argument(
         "--processes",
@@ -163,12 +158,12 @@ def run(args: argparse.Namespace) -> int:
             simulation = simulate(trace, settings, replay, clock=clock, on_step=pictures.add, on_progress=line.show)
         finally:
             line.clear()
-    report, is_read = simulate_report(simulation, pool.source), args.json != "-"
+    report, is_read = simulate_report(simulation, pool.source, pool.note), args.json != "-"
     if is_read:
         emit(report)  # before anything is written, which may fail
     pictures.write_page(simulation, report)
     if args.json is not None:
-        write_json(args.json, {**simulation.to_json(), "kv_pool_source": pool.source})
+        write_json(args.json, {**simulation.to_json(), **_pool_data(pool)})
     if is_read and (written := pictures.lines(simulation)):
         emit("\n".join(written))
     return _exit_code(args, settings, simulation)
@@ -196,8 +191,8 @@ def read_replay(args: argparse.Namespace, settings: "StepSettings", pool: PoolSi
 def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedClock | None":
     """The clock of --cost; raises ConfigError."""
     if args.cost is None:
-        if args.weight_bits is not None or args.overlap or args.engine is not None:
-            raise ConfigError("--engine, --weight-bits and --overlap belong to --cost CHIP: name the chip")
+        if args.overlap or args.engine is not None:
+            raise ConfigError("--engine and --overlap belong to --cost CHIP: name the chip")
         return None
     from cpkit.sizing.chips import chip
     from cpkit.sizing.cost.assumptions import Assumptions
@@ -212,15 +207,32 @@ def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedCl
 
 
 def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:
+    from cpkit.sizing.memory.weights import estimate_weights
+
     if args.num_kv_blocks is not None:
+        if args.chip is not None or args.weights_gib is not None:
+            raise ConfigError("--num-kv-blocks says how large the pool is: leave out --chip and --weights-gib")
         return PoolSize(args.num_kv_blocks, "from --num-kv-blocks")
+    weights = given_weights(args)
+    if weights is None:
+        sized = read_sized_model(args)
+        weights = estimate_weights(sized.config, settings.model, settings.topology, sized.weight_bits)
     return default_pool(
         settings,
         max_model_len=max_model_len(args, settings.model),
         chip=next(name for name in (args.chip, args.cost, "h200") if name is not None),
-        weights_gb=args.weights_gb,
+        weights=weights,
         utilization=args.gpu_memory_utilization,
     )
+
+
+def _pool_data(pool: PoolSize) -> dict[str, Any]:
+    """The pool for --json; memory: of a rank, as `cpkit doctor --json` has it."""
+    return {
+        "kv_pool_source": pool.source,
+        "kv_pool_note": pool.note or None,
+        "memory": None if pool.memory is None else pool.memory.to_json(),
+    }
 
 
 def _exit_code(args: argparse.Namespace, settings: "StepSettings", simulation: "Simulation") -> int:

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from cpkit.cli.model_names import ending_bits, named_model
 from cpkit.cli.options import add_model
-from cpkit.cli.parser import whole_number
+from cpkit.cli.parser import positive_number, whole_number
 from cpkit.model import Model, load_config, load_model, published_fields
 
 if TYPE_CHECKING:  # numpy is not needed for --help
+    from cpkit.sizing.figures import Figure
     from cpkit.sizing.weights import ModelWeights
+
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +51,23 @@ def add_weight_bits(parser: argparse._ActionsContainer, belongs_to: str = "") ->
         metavar="N",
         help=f"{belongs_to}bits of a weight: 16, 8 or 4 (default: the name's or the config's, or 8)",
     )
+
+
+def add_weights_gib(parser: argparse._ActionsContainer, default: str = "estimated") -> None:
+    """Add --weights-gib; default: what it is without."""
+    parser.add_argument(
+        "--weights-gib",
+        type=positive_number,
+        metavar="GIB",
+        help=f"GiB of weights on each rank (default: {default})",
+    )
+
+
+def given_weights(args: argparse.Namespace) -> "Figure | None":
+    """Bytes of one rank's weights where --weights-gib says them."""
+    from cpkit.sizing.figures import Figure
+
+    return None if args.weights_gib is None else Figure(args.weights_gib * GIB, "given", "--weights-gib")
 
 
 def add_longest(parser: argparse.ArgumentParser) -> None:

@@ -157,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
     choice = choose(outcomes, Aim(args.ttft, args.tpot))
     take = [one for one in chosen if choice.take is not None and one.candidate == choice.take.candidate]
     kinds = source_kinds(take[0], trace, setting) if take else {}
-    facts = SweepFacts(trace, setting, [*refused, *left_out, *failed], kinds, perf_counter() - start)
+    memory = take[0].memory if take else None
+    facts = SweepFacts(trace, setting, [*refused, *left_out, *failed], kinds, perf_counter() - start, memory)
     if args.json != "-":
         emit(sweep_report(choice, facts))  # before anything is written, which may fail
     if args.json is not None:

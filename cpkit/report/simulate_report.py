@@ -1,5 +1,7 @@
 """A replay as text, for the engineer who will choose the sizes."""
 
+from textwrap import wrap
+
 from cpkit.promises.violation import RULES
 from cpkit.report.cost_report import cost_report
 from cpkit.report.table import count, every, indent, micros, plural, share, size, table
@@ -16,10 +18,10 @@ MAX_VIOLATIONS = 5
 LINE = 115
 
 
-def simulate_report(simulation: Simulation, pool_source: str) -> str:
-    """The whole report; pool_source says where the number of KV blocks comes from."""
+def simulate_report(simulation: Simulation, pool_source: str, pool_note: str = "") -> str:
+    """The whole report; pool_source says where the number of KV blocks comes from, pool_note what is assumed for it."""
     lines = [
-        *_setting(simulation, pool_source),
+        *_setting(simulation, pool_source, pool_note),
         "",
         *_replay(simulation),
         "",
@@ -37,7 +39,7 @@ def simulate_report(simulation: Simulation, pool_source: str) -> str:
     return "\n".join(lines)
 
 
-def _setting(simulation: Simulation, pool_source: str) -> list[str]:
+def _setting(simulation: Simulation, pool_source: str, pool_note: str) -> list[str]:
     settings, replay = simulation.settings, simulation.replay
     topology, budget = settings.topology, settings.budget
     replicas = f" (this trace on one of {topology.dp} replicas)" if topology.dp > 1 else ""
@@ -51,9 +53,14 @@ def _setting(simulation: Simulation, pool_source: str) -> list[str]:
         f"Choices   partition {partition}, merge {merge}",
         f"Limits    {plural(budget.max_num_batched_tokens, 'token')} and {plural(budget.max_num_seqs, 'request')} "
         f"a step{drafts}, {plural(replay.max_model_len, 'token')} a request",
-        *([pool + pool_source] if len(pool + pool_source) <= LINE else [pool.rstrip("; "), f"          {pool_source}"]),
+        *wrap(pool + pool_source, LINE, subsequent_indent=" " * 10, break_on_hyphens=False),
     ]
-    return lines + [f"Note      {note}" for note in simulation.trace.notes]
+    notes = [*simulation.trace.notes, *([pool_note] if pool_note else [])]
+    return lines + [
+        line
+        for note in notes
+        for line in wrap(note, LINE, initial_indent="Note      ", subsequent_indent=" " * 10, break_on_hyphens=False)
+    ]
 
 
 def _replay(simulation: Simulation) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from cpkit.report.cost_report import duration, kinds_text
 from cpkit.report.table import indent, plural, share, shorten, table
 from cpkit.sizing.cost.drafts import kept_tokens
+from cpkit.sizing.memory.plan import Memory
 from cpkit.sizing.sweep.candidates import Refused
 from cpkit.sizing.sweep.choice import Choice, Loser, differs, refused_share
 from cpkit.sizing.sweep.engines import engine_flags
@@ -29,7 +30,7 @@ class SweepFacts:
     """What a report tells beside the choice.
 
     refused: candidates that were not replayed to their end. kinds: seconds of an average request in the deployment to
-    take, by the kind of their source. wall_s: of the whole sweep.
+    take, by the kind of their source. wall_s: of the whole sweep. memory: of a rank of the deployment to take.
     """
 
     trace: Trace
@@ -37,6 +38,7 @@ class SweepFacts:
     refused: Sequence[Refused]
     kinds: Mapping[str, float]
     wall_s: float
+    memory: Memory | None = None
 
 
 def sweep_report(choice: Choice, facts: SweepFacts) -> str:
@@ -84,6 +86,7 @@ def sweep_data(choice: Choice, facts: SweepFacts) -> dict[str, Any]:
         "refused_by_all": aim.unavoidable,
         "take": None if choice.take is None else choice.take.candidate.to_json(),
         "flags": None if choice.take is None else engine_flags(choice.take.candidate, setting),
+        "memory": None if facts.memory is None else facts.memory.to_json(),
         "why": list(choice.why),
         "source_seconds": dict(facts.kinds),
         "best": [outcome.to_json() for outcome in choice.best],

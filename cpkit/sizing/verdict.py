@@ -136,30 +136,4 @@ def _plain(value: Any) -> Any:
 
 
 def _memory_data(memory: Memory, length: int) -> dict[str, Any]:
-    given = memory.settings
-    figures = {"hbm": given.chip.hbm_bytes, "utilization": given.utilization, "weights": given.weights}
-    return {
-        **{
-            name: {"value": figure.value, "kind": figure.kind, "source": figure.source}
-            for name, figure in figures.items()
-        },
-        "caches": [
-            {
-                "kind": row.kind,
-                "layers": row.num_layers,
-                "key_bytes_per_token": row.keys,
-                "index_bytes_per_token": row.index,
-                "window_bytes_per_request": row.window,
-            }
-            for row in memory.rows
-        ],
-        "replicates_index": given.replicates_index,
-        "buffers": [{"name": buffer.name, "bytes": buffer.bytes, "why": buffer.why} for buffer in memory.buffers],
-        "room_bytes": memory.room,
-        "token_bytes": memory.token_bytes,
-        "blocks": memory.num_blocks,
-        "tokens": memory.tokens,
-        "tokens_per_rank": memory.tokens_per_rank,
-        "request_length": length,
-        "requests": memory.requests(length),
-    }
+    return {**memory.to_json(), "request_length": length, "requests": memory.requests(length)}

@@ -19,6 +19,7 @@ from cpkit.model import load_model
 from cpkit.promises import Violation
 from cpkit.settings import StepSettings
 from cpkit.simulate.loop import Progress
+from cpkit.sizing.figures import Figure
 from cpkit.topology import Topology
 
 WORLD = ["-tp", "2", "-pcp", "2", "-dcp", "4", "--processes", "1"]
@@ -121,8 +122,10 @@ def test_steps_check_and_seed(capsys, trace):
         pytest.param(["--num-kv-blocks", "1"], "num_kv_blocks=1", id="null-block-alone"),
         pytest.param(["--chip", "abacus"], "unknown chip 'abacus': use one of", id="chip"),
         pytest.param(["--gpu-memory-utilization", "90"], "--gpu-memory-utilization 90: a share", id="per-cent"),
-        pytest.param(["--weights-gb", "140"], "no room for KV on h200", id="weights-fill-the-chip"),
+        pytest.param(["--weights-gib", "131"], "no room for KV on h200", id="weights-fill-the-chip"),
         pytest.param(["--acceptance-rate", "1.5"], "'1.5' is no chance: a number from 0 to 1", id="acceptance"),
+        pytest.param(["--num-kv-blocks", "9", "--chip", "h100"], "leave out --chip and", id="pool-and-chip"),
+        pytest.param(["--num-kv-blocks", "9", "--weights-gib", "9"], "leave out --chip and", id="pool-and-weights"),
         pytest.param(["--max-model-len", "0"], "--max-model-len 0", id="no-length"),
         pytest.param(["--cp-kv-cache-interleave-size", "48"], "does not divide block_size=64", id="interleave"),
         pytest.param(["--workspace-tokens", "3"], "no key span fits", id="budget-below-a-span"),
@@ -212,24 +215,81 @@ def test_engine_flags_undo_read_settings(argv):
     assert read_settings(again) == settings
 
 
+BLOCK = (656 + 132) * 61 * 64
+BUFFERS = 2 * 40 * 4096 * 132 + (512 << 20) + 256 * 4096 * 4
+"""Bytes of a block and of buffers of V3.2 at tp 8, dcp 1, with requests of at most 4,096 tokens."""
+
+
+def pool(settings, weights, chip="h200"):
+    return default_pool(settings, max_model_len=4096, chip=chip, weights=weights, utilization=0.9)
+
+
 @pytest.mark.parametrize(("tp", "pp", "block_size", "layers"), [(8, 1, 64, 61), (4, 2, 128, 31), (2, 3, 64, 21)])
 def test_default_pool(tp, pp, block_size, layers):
-    """V3.2: 656 bytes of latent and 132 of index keys a token in each layer, of which the fullest of pp stages counts;
-    weights take half of 141 GB. Buffers of a rank that sends nothing: two workspaces of 40 requests of 4,096 tokens,
-    their logits, and those of 256 decodes."""
+    """V3.2: 656 bytes of latent and 132 of index keys a token in each layer, of which the fullest of pp stages counts.
+    Buffers of a rank that sends nothing: two workspaces of 40 requests of 4,096 tokens, their logits, and those of 256
+    decodes."""
     model = load_model("deepseek-v3.2")
     settings = StepSettings(
         Topology(tp=tp, pp=pp, block_size=block_size), model, default_budget(model, workspace_tokens=40 * 4096)
     )
-    options = {"max_model_len": 4096, "chip": "h200", "utilization": 0.9}
     block_bytes = (656 + 132) * layers * block_size
     buffers = 2 * 40 * 4096 * 132 + settings.budget.logits_bytes + 256 * 4096 * 4
-    pool = default_pool(settings, weights_gb=None, **options)
-    assert pool.num_blocks == int((141e9 * 0.9 - 70.5e9 - buffers) // block_bytes)
-    assert "h200" in pool.source and "half" in pool.source and f"{buffers / 1e9:.1f} GB of buffers" in pool.source
-    stated = default_pool(settings, weights_gb=100.0, **options)
+    stated = pool(settings, Figure(100e9, "given", "as stated"))
     assert stated.num_blocks == int((141e9 * 0.9 - 100e9 - buffers) // block_bytes)
-    assert "as stated" in stated.source and "draft" not in stated.source
+    assert stated.source.startswith(f"h200, 131.3 GiB x 0.9 less 93.1 GiB of weights and {buffers / 2**20:.1f} MiB of")
+    assert stated.source.endswith("a block; weights given: as stated") and not stated.note
+
+
+@pytest.mark.parametrize(
+    ("weights", "assumed"),
+    [
+        pytest.param(0.0, False, id="nothing"),
+        pytest.param(141e9 * 0.9 - BUFFERS - 2 * BLOCK, False, id="a-block-beside-the-null-block"),
+        pytest.param(141e9 * 0.9 - BUFFERS - 2 * BLOCK + 1, True, id="a-byte-more"),
+        pytest.param(627e9, True, id="one-gpu"),
+    ],
+)
+def test_weights_that_leave_no_room_make_way_for_half_the_chip(weights, assumed):
+    """The null block and another fit, or the ranks cannot hold the model, and then the report says what is assumed."""
+    model = load_model("deepseek-v3.2")
+    settings = StepSettings(Topology(tp=8), model, default_budget(model, workspace_tokens=40 * 4096))
+    found = pool(settings, Figure(weights, "assumed", "an estimate"))
+    held = 70.5e9 if assumed else weights
+    assert found.num_blocks == int((141e9 * 0.9 - held - BUFFERS) // BLOCK)
+    assert found.memory.settings.weights.value == held
+    if not assumed:
+        assert not found.note and found.source.endswith("weights estimated: an estimate")
+        return
+    assert found.source.endswith("weights assumed: half the chip")
+    assert found.note.startswith("8 ranks of h200 cannot hold deepseek-v3.2: ")
+    assert found.note.endswith("the pool assumes weights of half the chip, 65.7 GiB")
+
+
+@pytest.mark.parametrize(
+    ("world", "assumed"),
+    [pytest.param(WORLD, True, id="4-ranks"), pytest.param(["-tp", "8", "--processes", "1"], False, id="8-ranks")],
+)
+def test_the_report_tells_which_weights_were_taken(capsys, trace, world, assumed):
+    """An estimate where the ranks can hold the model, as `cpkit doctor` has it; else half the chip, told in a note."""
+    code, out, _ = simulate(capsys, trace, *world)
+    text = " ".join(out.split())
+    assert code == 0 and ("weights assumed: half the chip" in text) == assumed
+    assert ("weights estimated: 672 G parameters" in text) != assumed
+    assert ("ranks of h200 cannot hold deepseek-v3.2: 162.4 GiB of weights" in text) == assumed
+    data = figures(capsys, trace, *world)
+    assert bool(data["kv_pool_note"]) == assumed and data["memory"]["blocks"] == data["replay"]["num_kv_blocks"]
+    if not assumed:
+        assert main(["doctor", "--model", "deepseek-v3.2", "--chip", "h200", "-tp", "8", "--json"]) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        told = {name: memory[name] for name in data["memory"]}
+        assert {**told, "utilization": 0} == {**data["memory"], "utilization": 0}
+
+
+def test_weights_of_fewer_bits_leave_more_room(capsys, trace):
+    flags = [trace, "-tp", "8", "--processes", "1", "--steps", "1"]
+    bits = [figures(capsys, *flags, *more)["memory"] for more in ([], ["--weight-bits", "4"])]
+    assert bits[1]["weights"]["value"] < 0.7 * bits[0]["weights"]["value"] and bits[1]["blocks"] > bits[0]["blocks"]
 
 
 def test_a_pool_holds_a_draft_modules_keys():
@@ -237,10 +297,10 @@ def test_a_pool_holds_a_draft_modules_keys():
     model = load_model("deepseek-v3.2")
     budget = default_budget(model, workspace_tokens=40 * 4096, num_speculative_tokens=1)
     settings = StepSettings(Topology(tp=8, block_size=64), model, budget)
-    pool = default_pool(settings, max_model_len=4096, chip="h200", weights_gb=100.0, utilization=0.9)
+    found = pool(settings, Figure(100e9, "given", "as stated"))
     buffers = 2 * 40 * 4096 * 132 + budget.logits_bytes + 2 * 256 * 4096 * 4
-    assert pool.num_blocks == int((141e9 * 0.9 - 100e9 - buffers) // ((656 + 132) * 62 * 64))
-    assert pool.source.endswith("MB a block with its draft keys")
+    assert found.num_blocks == int((141e9 * 0.9 - 100e9 - buffers) // ((656 + 132) * 62 * 64))
+    assert "MiB a block with its draft keys; " in found.source
 
 
 @pytest.mark.parametrize(
@@ -254,14 +314,14 @@ def test_a_pool_holds_a_draft_modules_keys():
 def test_the_pool_is_of_the_chip_that_keeps_time(capsys, tmp_path, flags, chip):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n")
-    assert main(["simulate", str(trace), *flags, "--weights-gb", "40", "--json", "-"]) == 0
+    assert main(["simulate", str(trace), *flags, "--weights-gib", "40", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["kv_pool_source"].startswith(f"{chip}, ")
 
 
 def test_default_pool_refuses_what_does_not_fit():
     settings = StepSettings(Topology(), load_model("glm-5"), default_budget(load_model("glm-5")))
-    with pytest.raises(ConfigError, match=r"no room for KV on h100.*--num-kv-blocks"):
-        default_pool(settings, max_model_len=4096, chip="h100", weights_gb=72.0, utilization=0.9)
+    with pytest.raises(ConfigError, match=r"no room for KV on h100.*--weights-gib, or --num-kv-blocks"):
+        pool(settings, Figure(72e9, "given", "as stated"), chip="h100")
 
 
 def test_progress_is_for_terminals_alone(capsys):

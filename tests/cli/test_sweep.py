@@ -36,6 +36,9 @@ def test_the_command_reports_and_writes_json(trace_file, capsys):
     assert data["take"] in [one["candidate"] for one in data["best"]] and data["keeps_aim"]
     assert len(data["best"]) + len(data["losers"]) == 12 and len(data["refused"]) == 13
     assert all(one["reason"] and one["beaten_by"] for one in data["losers"])
+    (taken,) = [one for one in data["best"] if one["candidate"] == data["take"]]
+    replicas = 8 // (data["take"]["tp"] * data["take"]["pcp"])
+    assert data["memory"]["weights"]["value"] > 79e9 and replicas * data["memory"]["tokens"] == taken["capacity"]
 
     assert main(["sweep", str(trace_file), *flags, "--limit", "2", "--gpus", "8,16"]) == 0
     text = capsys.readouterr().out

@@ -11,6 +11,7 @@ the ranks that share it (dcp), is what the replica has room for.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cpkit.arrays import ceil_div
 from cpkit.budget import Budget
@@ -85,6 +86,16 @@ class Memory:
     room: float
 
     @property
+    def usable(self) -> float:
+        """Bytes of the chip that may be used."""
+        return self.settings.chip.hbm_bytes.value * self.settings.utilization.value
+
+    @property
+    def has_room(self) -> bool:
+        """A block fits beside the null block."""
+        return self.num_blocks >= 2
+
+    @property
     def token_bytes(self) -> float:
         """Bytes on one rank that a token of context takes, over all layers."""
         return sum(row.per_token for row in self.rows)
@@ -122,9 +133,44 @@ class Memory:
         each: float = blocks * self.block_bytes + self.request_bytes
         return max(math.floor((self.room - self.block_bytes) / each), 0)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, in bytes and tokens, with where each given number comes from."""
+        given = self.settings
+        figures = {"hbm": given.chip.hbm_bytes, "utilization": given.utilization, "weights": given.weights}
+        return {
+            **{
+                name: {"value": figure.value, "kind": figure.kind, "source": figure.source}
+                for name, figure in figures.items()
+            },
+            "caches": [
+                {
+                    "kind": row.kind,
+                    "layers": row.num_layers,
+                    "key_bytes_per_token": row.keys,
+                    "index_bytes_per_token": row.index,
+                    "window_bytes_per_request": row.window,
+                }
+                for row in self.rows
+            ],
+            "replicates_index": given.replicates_index,
+            "buffers": [{"name": buffer.name, "bytes": buffer.bytes, "why": buffer.why} for buffer in self.buffers],
+            "room_bytes": self.room,
+            "token_bytes": self.token_bytes,
+            "blocks": self.num_blocks,
+            "tokens": self.tokens,
+            "tokens_per_rank": self.tokens_per_rank,
+        }
+
 
 def plan_memory(settings: MemorySettings) -> Memory:
     """The memory of the rank with most layers; raises ConfigError where weights and buffers leave no room."""
+    memory = lay_out(settings)
+    check_room(memory)
+    return memory
+
+
+def lay_out(settings: MemorySettings) -> Memory:
+    """The memory of the rank with most layers, whether or not it has room; raises ConfigError for no such world."""
     rows = cache_rows(
         settings.model,
         settings.topology,
@@ -142,30 +188,30 @@ def plan_memory(settings: MemorySettings) -> Memory:
     )
     if not 0 < settings.utilization.value <= 1:
         raise ConfigError(f"utilization {settings.utilization.value:g}: a share of the memory is above 0, at most 1")
+    held = 0 if settings.buffers_beside else sum(buffer.bytes for buffer in buffers)
     usable = settings.chip.hbm_bytes.value * settings.utilization.value
-    held = sum(buffer.bytes for buffer in buffers)
-    if settings.buffers_beside:
-        _check_rest(settings, usable, held)
-        held = 0
     memory = Memory(settings, rows, buffers, usable - settings.weights.value - held)
     if not memory.token_bytes:
         raise ConfigError(f"{settings.model.name} keeps no paged KV: memory does not limit its tokens")
-    if memory.num_blocks < 2:
-        gib = [size / GIB for size in (usable, settings.weights.value, held)]
-        raise ConfigError(
-            f"no room for KV on {settings.chip.name}: {gib[0]:.1f} GiB usable less {gib[1]:.1f} GiB of weights and "
-            f"{gib[2]:.1f} GiB of buffers a rank; use more ranks, a smaller workspace or weights of fewer bits"
-        )
     return memory
 
 
-def _check_rest(settings: MemorySettings, usable: float, held: int) -> None:
-    """Refuse buffers that do not fit beside what weights and caches may use."""
-    rest = settings.chip.hbm_bytes.value - usable
-    if held > rest:
+def check_room(memory: Memory) -> None:
+    """Refuse memory without room for a block of keys, or for buffers that lie beside; raises ConfigError."""
+    settings = memory.settings
+    beside = sum(buffer.bytes for buffer in memory.buffers) if settings.buffers_beside else 0
+    rest = settings.chip.hbm_bytes.value - memory.usable
+    if beside > rest:
         raise ConfigError(
-            f"{held / GIB:.1f} GiB of buffers do not fit the {rest / GIB:.1f} GiB of {settings.chip.name} that the "
+            f"{beside / GIB:.1f} GiB of buffers do not fit the {rest / GIB:.1f} GiB of {settings.chip.name} that the "
             f"share {settings.utilization.value:g} of weights and KV leaves; lower it, or use a smaller workspace"
+        )
+    if not memory.has_room:
+        held = memory.usable - settings.weights.value - memory.room
+        gib = [size / GIB for size in (memory.usable, settings.weights.value, held)]
+        raise ConfigError(
+            f"no room for KV on {settings.chip.name}: {gib[0]:.1f} GiB usable less {gib[1]:.1f} GiB of weights and "
+            f"{gib[2]:.1f} GiB of buffers a rank; use more ranks, a smaller workspace or weights of fewer bits"
         )
 
 
