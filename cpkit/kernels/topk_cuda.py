@@ -1,16 +1,23 @@
-"""The selection of topk.py on NVIDIA GPUs: topk.cu, compiled when first used by the runtime compiler in torch.
+"""The selection of topk.py on NVIDIA GPUs: CUDA C++, compiled when first used by the runtime compiler in torch.
 
-One block of 512 threads selects for a row: samples of the row give a bound that a few more than k keys pass, one pass
-collects those, and bisection on their bits finds the k best. Rows of up to 8,192 keys are held in registers instead.
-Where rows are few, several blocks share one and the last of them to finish selects:
+Which kernel selects depends on the shape of the matrix, which the host knows without asking the device:
+
+    keys a row                            kernel            a row is selected by
+    up to 8,192 / 16,384                  topk_rows_8k/16k  one block, which holds it in shared memory
+    up to 131,072, few rows               topk_rows_128k    a cluster of 8 blocks, each holding a part
+    up to 1,048,576, very few rows        topk_rows_1m      such a cluster, each block reading its part twice
+    else                                  topk_rows         a block that samples it and keeps what passes a bound
+
+In topk_rows several blocks share a row where rows are few, and the last of them to finish selects:
 
     64 rows x 131,072 keys on 132 multiprocessors, 2 blocks each      4 blocks a row
 
-No CUDA toolkit is needed: the compiler comes with torch, and topk.cu includes no header.
+No CUDA toolkit is needed: the compiler comes with torch, and the sources include no header.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -19,63 +26,128 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-CAPACITY = 8192
-"""Keys that a block can select among: THREADS * HELD of topk.cu."""
-THREADS = 512
-BLOCKS_PER_SM = 2
-SHARED_BYTES = 8 * CAPACITY + 4 * 2048 + 4 * 2 * 3 * 16 + 16
-"""sizeof(Shared) of topk.cu."""
+SOURCES = ("topk_order.cu", "topk_bins.cu", "topk_held.cu", "topk_registers.cu", "topk.cu")
+CLUSTER_SOURCE = "topk_cluster.cu"
+"""Behind SOURCES where the chip has clusters: compute capability 9 on."""
 OPTIONS = ["--std=c++17", "--device-as-default-execution-space"]
-KERNELS = ("topk_rows", "topk_bounds", "topk_survivors")
+
+CAPACITY = 8192
+"""Survivors that a block can select among: THREADS * LEVELS of topk_registers.cu."""
+BLOCKS_PER_SM = 2
+"""Blocks of topk_rows that a multiprocessor runs at once."""
+
+CLUSTER_ROWS = 33
+"""Most rows that get a cluster each where it holds them: 8 blocks a row, 2 a multiprocessor of 132. On an H200 16 rows
+of 131,072 keys take 17.2 us by clusters and 25.5 by topk_rows, 64 rows 36.5 and 31.5."""
+LONG_CLUSTER_ROWS = 8
+"""The same where a cluster reads rows twice: 8 rows of 1,048,576 keys take 37.3 us and 43.6, 16 rows 84.4 and 57.5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Threads of a block; its shared memory without keys; blocks that are a cluster; keys of a row that they hold."""
+
+    threads: int
+    shared_bytes: int
+    blocks: int = 1
+    most_keys: int = 0
+
+    def bytes_for(self, num_keys: int) -> int:
+        """Shared memory of a block where rows have up to num_keys keys. Parts are multiples of 128 keys."""
+        part = -(-min(num_keys, self.most_keys) // self.blocks)
+        return self.shared_bytes + -(-part // 128) * 128 * 4
+
+
+SURVIVORS_BYTES = 8 * CAPACITY + 4 * 2048 + 4 * 2 * 3 * 16 + 16
+"""sizeof(Shared) of topk_registers.cu. The other sizes are those of Row::Shared in topk_held.cu."""
+HELD_KEYS = 16384
+"""Keys of a row that one block holds, in topk_rows too."""
+CLUSTER_KEYS, LONG_CLUSTER_KEYS = 131072, 1048576
+KERNELS = {
+    "topk_rows_8k": Kernel(256, 8112, most_keys=8192),
+    "topk_rows_16k": Kernel(512, 10160, most_keys=HELD_KEYS),
+    "topk_rows": Kernel(512, 10160 + 4 * HELD_KEYS),
+    "topk_bounds": Kernel(512, SURVIVORS_BYTES),
+    "topk_survivors": Kernel(512, SURVIVORS_BYTES),
+}
+CLUSTER_KERNELS = {
+    "topk_rows_128k": Kernel(512, 11184, blocks=8, most_keys=CLUSTER_KEYS),
+    "topk_rows_1m": Kernel(512, 48032, blocks=8),
+}
 
 
 def topk_rows(logits: torch.Tensor, key_start: torch.Tensor, key_end: torch.Tensor, out: torch.Tensor) -> None:
     """Write the selection; arguments as topk checked them, M at least 1."""
     (M, N), K, device = logits.shape, out.shape[1], logits.device
-    splits = choose_splits(M, N, BLOCKS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count)
+    facts = torch.cuda.get_device_properties(device)
+    tensors, strides = (logits, key_start, key_end, out), (logits.stride(0), out.stride(0))
+    name = choose_kernel(M, N, clusters=facts.major >= 9)
+    if name != "topk_rows":
+        launch(name, M, device, *tensors, M, N, *strides, K, num_keys=N)
+        return
+    splits = choose_splits(M, N, BLOCKS_PER_SM * facts.multi_processor_count)
     room = min(CAPACITY, -(-N // splits) + 3) if splits > 1 else 0
     lists = torch.empty(M * splits * room, dtype=torch.int64, device=device)
     counts = torch.empty(M * splits if splits > 1 else 0, dtype=torch.int32, device=device)
     arrived = torch.zeros(M if splits > 1 else 0, dtype=torch.int32, device=device)
-    scratch = (lists, counts, arrived)
-    launch(
-        "topk_rows", M * splits, device, logits, key_start, key_end, out, *scratch, N, logits.stride(0), out.stride(0),
-        K, splits, room,
-    )  # fmt: skip
+    launch(name, M * splits, device, *tensors, lists, counts, arrived, N, *strides, K, splits, room)
+
+
+def choose_kernel(num_rows: int, num_keys: int, *, clusters: bool) -> str:
+    """The kernel for a matrix; clusters: whether the chip has them.
+
+    8,192 x 8,192 -> topk_rows_8k;  16 x 131,072 -> topk_rows_128k;  64 x 131,072 -> topk_rows
+    """
+    if num_keys <= HELD_KEYS:
+        return "topk_rows_8k" if num_keys <= KERNELS["topk_rows_8k"].most_keys else "topk_rows_16k"
+    if clusters and num_keys <= CLUSTER_KEYS and num_rows <= CLUSTER_ROWS:
+        return "topk_rows_128k"
+    if clusters and CLUSTER_KEYS < num_keys <= LONG_CLUSTER_KEYS and num_rows <= LONG_CLUSTER_ROWS:
+        return "topk_rows_1m"
+    return "topk_rows"
 
 
 def choose_splits(num_rows: int, num_keys: int, num_blocks: int) -> int:
-    """Blocks that share a row: as many as run at once, but none with fewer than 8,192 keys.
+    """Blocks of topk_rows that share a row: as many as run at once, but none with fewer than 8,192 keys.
 
-    64 rows x 131,072 keys on 264 blocks -> 4;  8 x 1,048,576 -> 33;  4,096 x 131,072 -> 1
+    64 rows x 131,072 keys on 264 blocks -> 4;  16 x 1,048,576 -> 16;  4,096 x 131,072 -> 1
     """
     return max(min(num_blocks // num_rows, num_keys // CAPACITY), 1)
 
 
-def launch(name: str, num_blocks: int, device: torch.device, *args: torch.Tensor | int) -> None:
-    """Run a kernel of topk.cu on the current stream of a device."""
+def launch(name: str, num_groups: int, device: torch.device, *args: torch.Tensor | int, num_keys: int = 0) -> None:
+    """Run a kernel on the current stream of a device: num_groups blocks, or clusters; num_keys: the most in a row."""
+    kernel = (KERNELS | CLUSTER_KERNELS)[name]
+    grid, block = (num_groups * kernel.blocks, 1, 1), (kernel.threads, 1, 1)
     with torch.cuda.device(device):
-        kernel = _compiled(torch.cuda.current_device())[name]
-        kernel(grid=(num_blocks, 1, 1), block=(THREADS, 1, 1), args=list(args), shared_mem=SHARED_BYTES)
+        run = _compiled(torch.cuda.current_device())[name]
+        run(grid=grid, block=block, args=list(args), shared_mem=kernel.bytes_for(num_keys))
 
 
 def build(device: torch.device) -> None:
-    """Compile and load topk.cu for a device, as the first launch on it would."""
+    """Compile and load all kernels for a device, as the first launch on it would."""
     with torch.cuda.device(device):
         _compiled(torch.cuda.current_device())
+
+
+def source_text(*, clusters: bool) -> str:
+    """The sources as one text."""
+    names = (*SOURCES, CLUSTER_SOURCE) if clusters else SOURCES
+    return "".join(resources.files("cpkit.kernels").joinpath(name).read_text() for name in names)
 
 
 @lru_cache
 def _compiled(device: int) -> dict[str, Any]:
     from torch.cuda._utils import _cuda_load_module, _nvrtc_compile  # not in builds of torch without CUDA
 
-    source = resources.files("cpkit.kernels").joinpath("topk.cu").read_text()
+    clusters = torch.cuda.get_device_properties(device).major >= 9
+    kernels = KERNELS | (CLUSTER_KERNELS if clusters else {})
     with _any_toolkit():
-        binary, _ = _nvrtc_compile(source, KERNELS[0], nvcc_options=OPTIONS)
-    kernels: Any = _cuda_load_module(binary, list(KERNELS))
-    for kernel in kernels.values():
-        kernel.set_shared_memory_config(SHARED_BYTES)
-    return dict(kernels)
+        binary, _ = _nvrtc_compile(source_text(clusters=clusters), next(iter(kernels)), nvcc_options=OPTIONS)
+    loaded: Any = _cuda_load_module(binary, list(kernels))
+    for name, kernel in kernels.items():
+        loaded[name].set_shared_memory_config(kernel.bytes_for(kernel.most_keys))
+    return dict(loaded)
 
 
 @contextmanager

@@ -1,12 +1,13 @@
-// As much of CUDA C++ as topk.cu needs, on a CPU: its kernels run thread by thread, so that what they select can be
-// tested without a GPU. emulated_cuda.py puts this file before the source and calls it.
+// As much of CUDA C++ as the sources of top-k need, on a CPU: their kernels run thread by thread, so that what they select
+// can be tested without a GPU. emulated_cuda.py puts this file before the source and calls it.
 //
 //     thread 0    -----| waits                 |---| waits          each has a stack of its own and runs until it must
 //     thread 1         |---------| waits           |------|         wait for others; who runs next is drawn. So atomic
 //     thread 2                   |-------------|          |---      operations are whole, and a missing barrier shows.
 //
-// A collective of a warp needs all 32 lanes. Shared memory holds garbage when a block begins. Blocks run one by one, in
-// an order that is drawn too. Where all threads wait, or a score outside the given ones is read, the process ends.
+// A collective of a warp needs all 32 lanes. Shared memory holds garbage when a block begins. The blocks of a cluster run
+// together, and see each other's; clusters (or blocks that are none) one by one, in an order that is drawn too. Where
+// all threads wait, or a score outside the given ones is read, the process ends.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -17,6 +18,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -25,25 +28,27 @@
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
-#define __align__(bytes) __attribute__((aligned(bytes)))
-#define __shared__
+#define __cluster_dims__(...)
 using std::max;
 using std::min;
 
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
 struct Index { int x; };
 inline Index threadIdx, blockIdx;
-alignas(16) char memory[128 << 10];  // what kernels call their dynamic shared memory
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace emulated {
 
-constexpr size_t STACK = 64 << 10;
+constexpr size_t STACK = (32 << 10) + 576;  // no power of two: else stacks would share a few lines of the cache
+constexpr size_t MOST_THREADS = 8 * 512, SHARED = 128 << 10;
 
 // A place where `size` threads meet; `turn` goes up when the last of them comes.
 struct Meeting {
-    int size, came = 0;
+    int size = 0, came = 0;
     long turn = 0;
 };
 
@@ -52,8 +57,16 @@ struct Warp {
     unsigned given[2][32];
 };
 
+struct Block {
+    int index;
+    Meeting meeting;
+    std::vector<Warp> warps;
+    alignas(16) char shared[SHARED];
+};
+
 struct Thread {
     int index;
+    Block* block;
     Warp* warp;
     Meeting* waits_for = nullptr;
     long turn = 0;
@@ -63,7 +76,8 @@ struct Thread {
 };
 
 inline Thread* now;
-inline Meeting block_meeting{0};
+inline std::unique_ptr<Block[]> cluster;
+inline Meeting cluster_meeting;
 inline jmp_buf scheduler;
 inline void (*call_kernel)(void*);
 inline void* call;
@@ -93,24 +107,29 @@ inline void begin() {
 }
 
 inline void resume(Thread& thread) {
-    now = &thread, threadIdx.x = thread.index, thread.waits_for = nullptr;
+    now = &thread, threadIdx.x = thread.index, blockIdx.x = thread.block->index, thread.waits_for = nullptr;
     if (_setjmp(scheduler)) return;
     if (thread.begun) _longjmp(thread.place, 1);
     thread.begun = true, setcontext(&thread.first);
 }
 
-inline void run_block(int num_threads, std::mt19937& random) {
-    static std::vector<char> stacks;
-    stacks.resize(STACK * num_threads);
-    std::vector<Warp> warps(num_threads / 32);
-    std::vector<Thread> threads(num_threads);
+inline void run_cluster(int first, int num_blocks, int num_threads, std::mt19937& random) {
+    static const std::unique_ptr<char[]> stacks(new char[STACK * MOST_THREADS]);
+    std::vector<Thread> threads(num_blocks * num_threads);
     std::vector<Thread*> left;
-    block_meeting = {num_threads};
-    std::generate((unsigned*)memory, (unsigned*)std::end(memory), random);
+    cluster.reset(new Block[num_blocks]);
+    cluster_meeting = {num_blocks * num_threads};
     for (Thread& thread : threads) {
-        thread.index = left.size(), thread.warp = &warps[thread.index / 32];
+        Block& block = cluster[left.size() / num_threads];
+        thread.index = left.size() % num_threads, thread.block = &block;
+        if (thread.index == 0) {
+            block.index = first + left.size() / num_threads;
+            block.meeting = {num_threads}, block.warps.resize(num_threads / 32);
+            std::generate((unsigned*)block.shared, (unsigned*)std::end(block.shared), std::ref(random));
+        }
+        thread.warp = &block.warps[thread.index / 32];
         getcontext(&thread.first);
-        thread.first.uc_stack.ss_sp = stacks.data() + STACK * thread.index;
+        thread.first.uc_stack.ss_sp = stacks.get() + STACK * left.size();
         thread.first.uc_stack.ss_size = STACK;
         makecontext(&thread.first, begin, 0);
         left.push_back(&thread);
@@ -127,16 +146,16 @@ inline void run_block(int num_threads, std::mt19937& random) {
     }
 }
 
-// sizes: blocks, threads a block, seed. arguments: an address for each, as the driver takes them.
+// sizes: blocks, blocks a cluster, threads a block, seed. arguments: an address for each, as the driver takes them.
 template <class... A, size_t... I>
 void run(void (*kernel)(A...), void** arguments, const int* sizes, std::index_sequence<I...>) {
     auto with_arguments = [&] { kernel(*(A*)arguments[I]...); };
     call = &with_arguments, call_kernel = [](void* of) { (*(decltype(with_arguments)*)of)(); };
-    std::mt19937 random(sizes[2]);
-    std::vector<int> order(sizes[0]);
+    std::mt19937 random(sizes[3]);
+    std::vector<int> order(sizes[0] / sizes[1]);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
-    for (int block : order) blockIdx.x = block, run_block(sizes[1], random);
+    for (int i : order) run_cluster(i * sizes[1], sizes[1], sizes[2], random);
 }
 template <class... A>
 void run(void (*kernel)(A...), void** arguments, const int* sizes) {
@@ -158,8 +177,23 @@ unsigned fold(unsigned value, Fold with) {
 
 }  // namespace emulated
 
-inline void __syncthreads() { emulated::meet(emulated::block_meeting); }
+#define SHARED_MEMORY (emulated::now->block->shared)
+
+inline void __syncthreads() { emulated::meet(emulated::now->block->meeting); }
+inline void __cluster_barrier_arrive() {}
+inline void __cluster_barrier_arrive_relaxed() {}
+inline void __cluster_barrier_wait() { emulated::meet(emulated::cluster_meeting); }
+inline unsigned __clusterRelativeBlockRank() { return emulated::now->block - emulated::cluster.get(); }
+inline void* __cluster_map_shared_rank(const void* at, unsigned rank) {
+    return emulated::cluster[rank].shared + ((const char*)at - SHARED_MEMORY);
+}
 inline void __threadfence() {}
+inline unsigned __ballot_sync(unsigned, bool says) {
+    const unsigned* given = emulated::give(says);
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; ++lane) all |= given[lane] << lane;
+    return all;
+}
 template <class T> T __shfl_sync(unsigned, T value, int lane) { return (T)emulated::give((unsigned)value)[lane]; }
 template <class T> T __shfl_up_sync(unsigned, T value, int step) {
     int lane = threadIdx.x % 32;
@@ -173,6 +207,7 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     return emulated::fold(value, [](unsigned a, unsigned b) { return max(a, b); });
 }
 template <class T> T atomicAdd(T* at, T value) { return std::exchange(*at, *at + value); }
+template <class T> T atomicAnd(T* at, T value) { return std::exchange(*at, *at & value); }
 template <class T> T atomicOr(T* at, T value) { return std::exchange(*at, *at | value); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs((int)bits); }

@@ -1,6 +1,7 @@
 """Run the kernels of a CUDA source on the CPU: compiled by g++ behind emulated_cuda.h and called with numpy arrays."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,12 +13,16 @@ HEADER = Path(__file__).with_name("emulated_cuda.h")
 ENTRY = 'extern "C" void run_{0}(void** arguments, const int* sizes) {{ emulated::run({0}, arguments, sizes); }}\n'
 
 
+DYNAMIC_MEMORY = re.compile(r"extern __shared__ __align__\(16\) char (\w+)\[\];")
+
+
 class EmulatedCuda:
     def __init__(self, source, kernels, folder):
         compiler = shutil.which("g++")
         if compiler is None:
             pytest.skip("no g++ on this machine")
         whole = folder / "whole.cpp"
+        source = DYNAMIC_MEMORY.sub(r"char* \1 = SHARED_MEMORY;", source)
         entries = "".join(ENTRY.format(kernel) for kernel in kernels)
         whole.write_text(f'#include "{HEADER}"\n#line 1 "kernels.cu"\n{source}\n{entries}')
         command = [compiler, "-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w", "-o"]
@@ -30,8 +35,9 @@ class EmulatedCuda:
         first = scores.ctypes.data
         self.library.may_read(ctypes.c_void_p(first), ctypes.c_void_p(first + scores.nbytes))
 
-    def launch(self, kernel, num_blocks, num_threads, *arguments, seed):
-        """Arrays go by address, numbers as int; seed: the order of threads and blocks, and what memory holds before."""
+    def launch(self, kernel, num_blocks, num_threads, *arguments, seed, cluster=1):
+        """Arrays go by address, numbers as int; seed: the order of threads and blocks, and what memory holds before.
+        cluster: blocks that run together."""
         values = [ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_int(a) for a in arguments]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        self.library[f"run_{kernel}"](addresses, (ctypes.c_int * 3)(num_blocks, num_threads, seed))
+        self.library[f"run_{kernel}"](addresses, (ctypes.c_int * 4)(num_blocks, cluster, num_threads, seed))

@@ -24,8 +24,8 @@ import cpkit.kernels.topk_cuda
 gpu, built = ["other"], []
 cpkit.kernels.gpu_kind.gpu_kind = lambda device: gpu[0]
 cpkit.kernels.topk_cuda.build = lambda device: built.append(device)
-cpkit.kernels.topk_cuda.launch = lambda *args: None
-torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+cpkit.kernels.topk_cuda.launch = lambda *args, **options: None
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132, major=9)
 
 from cpkit.kernels.candidates import KeyOrder, token_order
 from cpkit.kernels.compressed_slots import (

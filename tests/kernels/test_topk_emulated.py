@@ -1,22 +1,22 @@
-"""The CUDA source of top-k, run thread by thread on the CPU: what it selects, against a sort."""
+"""The CUDA sources of top-k, run thread by thread on the CPU: what they select, against a sort."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from cpkit.kernels.topk_cuda import CAPACITY, KERNELS, THREADS
+from cpkit.kernels.topk_cuda import CAPACITY, CLUSTER_KERNELS, KERNELS, source_text
 from tests.kernels.emulated_cuda import EmulatedCuda
 from tests.kernels.test_topk import hostile_rows
-from tests.kernels.test_topk_cuda import SOURCE
 
 NAN, INF = float("nan"), float("inf")
 ANY_POS = 2**31 - 1
+ALL_KERNELS = KERNELS | CLUSTER_KERNELS
 
 
 @pytest.fixture(scope="module")
 def cuda(tmp_path_factory):
-    return EmulatedCuda(SOURCE.read_text(), KERNELS, tmp_path_factory.mktemp("topk"))
+    return EmulatedCuda(source_text(clusters=True), ALL_KERNELS, tmp_path_factory.mktemp("topk"))
 
 
 def i32(values):
@@ -38,36 +38,96 @@ def best(row, start, end, k):
     return picked + [-1] * (k - len(picked))
 
 
-def select(cuda, rows, starts, ends, k, *, splits=1, offset=0, seed=0):
-    (M, N) = np.shape(rows)
+def select(cuda, rows, starts, ends, k, *, kernel="topk_rows", splits=1, offset=0, seed=0):
+    (M, N), facts = np.shape(rows), ALL_KERNELS[kernel]
     logits = memory(M, N, offset)
     logits[:] = rows
     out = np.full((M, k), 7, np.int32)
-    room = min(CAPACITY, -(-N // splits) + 3) if splits > 1 else 0
-    lists = np.full((M * splits, max(room, 1)), -1, np.int64)
-    counts, arrived = np.full(M * splits, -1, np.int32), np.zeros(M, np.int32)
+    tensors = (logits, i32(starts), i32(ends), out)
     cuda.may_read(logits)
-    cuda.launch(
-        "topk_rows", M * splits, THREADS, logits, i32(starts), i32(ends), out, lists, counts, arrived, N, N, k, k,
-        splits, room, seed=seed,
-    )  # fmt: skip
+    if kernel == "topk_rows":
+        room = min(CAPACITY, -(-N // splits) + 3) if splits > 1 else 0
+        lists = np.full((M * splits, max(room, 1)), -1, np.int64)
+        counts, arrived = np.full(M * splits, -1, np.int32), np.zeros(M, np.int32)
+        scratch, sizes = (lists, counts, arrived), (N, N, k, k, splits, room)
+        cuda.launch(kernel, M * splits, facts.threads, *tensors, *scratch, *sizes, seed=seed)
+    else:
+        blocks, sizes = M * facts.blocks, (M, N, N, k, k)
+        cuda.launch(kernel, blocks, facts.threads, *tensors, *sizes, seed=seed, cluster=facts.blocks)
     for row, start, end, got in zip(logits, starts, ends, out.tolist(), strict=True):
         assert got == best(row, start, end, k)
 
 
-@pytest.mark.parametrize("num_keys", [1, 511, 512, 513, 4097, 8191, 8192, 8193, 8704, 9001])
+@pytest.mark.parametrize("num_keys", [1, 511, 512, 513, 4097, 16383, 16384, 16385, 17001])
 def test_row_lengths(cuda, num_keys):
     rows = np.random.default_rng(num_keys).standard_normal((2, num_keys))
     select(cuda, rows, [0, num_keys // 3], [num_keys] * 2, 512, offset=num_keys % 4, seed=num_keys)
 
 
-HOSTILE = {(name, n): row for n in (3000, 20_000) for name, row in hostile_rows(n)}
+@pytest.mark.parametrize("num_keys", [1, 127, 128, 129, 512, 513, 2047, 2048, 2049, 4097, 8191, 8192])
+def test_lengths_of_rows_that_a_block_holds(cuda, num_keys):
+    """A thread's bits of a row are 8, 16 or 32; the last 128 keys are filled up with NaN."""
+    rows = np.random.default_rng(num_keys).standard_normal((2, num_keys))
+    starts, ends, offset = [0, num_keys // 3], [num_keys] * 2, num_keys % 4
+    select(cuda, rows, starts, ends, 2048, kernel="topk_rows_8k", offset=offset, seed=num_keys)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "num_keys", "start"),
+    [
+        pytest.param("topk_rows_128k", 1, 0, id="one-key"),
+        pytest.param("topk_rows_128k", 1025, 1, id="1024-keys-in-8-parts"),
+        pytest.param("topk_rows_128k", 1025, 0, id="a-part-begins-where-another-ends"),
+        pytest.param("topk_rows_128k", 33_003, 2, id="odd-parts"),
+        pytest.param("topk_rows_128k", 131_072, 0, id="all-that-clusters-hold"),
+        pytest.param("topk_rows_1m", 4097, 3, id="few-keys-read-twice"),
+        pytest.param("topk_rows_1m", 131_073, 0, id="more-than-clusters-hold"),
+    ],
+)
+def test_lengths_of_rows_that_a_cluster_shares(cuda, kernel, num_keys, start):
+    row = np.random.default_rng(num_keys).standard_normal(num_keys)
+    select(cuda, [row], [start], [num_keys], 1024, kernel=kernel, offset=start, seed=num_keys)
+
+
+def more_hostile_rows(n):
+    """Also scores that bins of equal width do not part: outliers, many magnitudes, few different ones."""
+    rng = np.random.default_rng(n)
+    noise = rng.standard_normal(n)
+    yield from hostile_rows(n)
+    yield "outlier-among-noise", np.where(np.arange(n) == 776, 1e30, noise)
+    yield "outliers-among-noise", np.where(rng.random(n) < 0.01, noise * 1e30, noise)
+    yield "many-magnitudes", np.exp(noise * 20) * np.where(rng.random(n) < 0.5, 1, -1)
+    yield "largest", np.where(rng.random(n) < 0.5, 3.4e38, -3.4e38)
+    yield "smallest", noise * 1e-42
+    yield "far-from-zero", noise * 1e3 + 1e9
+    yield "neighbours", np.where(rng.random(n) < 0.5, 1.0, 1.0000001)
+    yield "infinities-among-noise", np.where(rng.random(n) < 0.1, INF, np.where(rng.random(n) < 0.5, -INF, noise))
+
+
+HOSTILE = {(name, n): row for n in (3000, 20_000) for name, row in more_hostile_rows(n)}
+KINDS = [name for name, n in HOSTILE if n == 3000]
+IN_CLUSTERS = KINDS[:1] + KINDS[3:5] + KINDS[6:7] + KINDS[8:9] + KINDS[10:]
+READ_TWICE = ["all-equal", "half-nan", "many-magnitudes", "outliers-among-noise"]
 
 
 @pytest.mark.parametrize(("name", "num_keys"), HOSTILE)
 def test_hostile_rows(cuda, name, num_keys):
-    """3,000 keys are held in registers; 20,000 are sampled, sifted and, where chance fails, sifted again."""
+    """3,000 keys are held in shared memory; 20,000 are sampled, sifted and, where chance fails, sifted again."""
     select(cuda, [HOSTILE[name, num_keys]], [1], [num_keys], 2048, seed=num_keys)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_hostile_rows_in_bins(cuda, name):
+    select(cuda, [HOSTILE[name, 3000]], [1], [3000], 512, kernel="topk_rows_8k", seed=len(name))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [*(("topk_rows_128k", name) for name in IN_CLUSTERS), *(("topk_rows_1m", name) for name in READ_TWICE)],
+)
+def test_hostile_rows_in_bins_of_a_cluster(cuda, kernel, name):
+    row = np.tile(HOSTILE[name, 20_000], 2)[:33_000]  # long enough for bins that leave out most of a row
+    select(cuda, [row], [1], [33_000], 2048, kernel=kernel, seed=len(name))
 
 
 def sampled_places(num_keys, seeds):
@@ -96,9 +156,9 @@ def test_rows_made_to_mislead_the_samples(cuda, best_are, seeds, splits):
 @pytest.mark.parametrize("splits", [2, 3])
 @pytest.mark.parametrize("name", ["all-equal", "ties-at-the-last-place", "minus-inf-tail", "half-nan", "falling"])
 def test_blocks_that_share_rows(cuda, name, splits):
-    """Three rows: one long, one of which little is left, one that fits a block."""
+    """Three rows: one long, one of which little is left for the last block, one that a block holds."""
     rows = [HOSTILE[name, 20_000]] * 3
-    select(cuda, rows, [0, 11_000, 15_000], [20_000] * 3, 1024, splits=splits, seed=splits)
+    select(cuda, rows, [0, 3000, 15_000], [20_000] * 3, 1024, splits=splits, seed=splits)
 
 
 def test_a_long_row_with_its_positions_in_two_windows(cuda):
@@ -106,22 +166,29 @@ def test_a_long_row_with_its_positions_in_two_windows(cuda):
     select(cuda, [row], [1], [140_001], 2048, splits=8)
 
 
-def test_places_outside_a_range_are_never_chosen(cuda):
+@pytest.mark.parametrize("kernel", ["topk_rows", "topk_rows_8k", "topk_rows_128k"])
+def test_places_outside_a_range_are_never_chosen(cuda, kernel):
     row = np.random.default_rng(0).standard_normal(700)
     row[:50] = row[690:] = INF
     starts, ends = [50, 0, -9, 50, 699, 650, 300], [690, 0, 5, 700, 700, 650, 200]
-    select(cuda, [row] * 7, starts, ends, 512)
+    few = slice(None) if ALL_KERNELS[kernel].blocks == 1 else slice(1, 7, 2)
+    select(cuda, [row] * len(starts[few]), starts[few], ends[few], 512, kernel=kernel)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_rows(cuda, seed):
+@pytest.mark.parametrize(
+    ("kernel", "seed"),
+    [*(("topk_rows", seed) for seed in range(6)), *(("topk_rows_8k", seed) for seed in range(6)),
+     *(("topk_rows_128k", seed) for seed in range(2))],
+)  # fmt: skip
+def test_random_rows(cuda, kernel, seed):
     """Few or many different scores, among them NaN and infinities; any range, alignment and order of threads."""
     rng = np.random.default_rng(seed)
-    num_keys = int(rng.integers(1, 12_000))
+    num_keys = int(rng.integers(1, 8192 if kernel == "topk_rows_8k" else 24_000))
     scores = np.round(rng.standard_normal((3, num_keys)) * 10.0 ** rng.integers(-1, 4))
     scores[rng.random(scores.shape) < 0.01] = rng.choice([NAN, INF, -INF])
     starts, ends = np.sort(rng.integers(0, num_keys + 1, (2, 3)), axis=0).tolist()
-    select(cuda, scores, starts, ends, int(rng.choice([512, 1024, 2048])), offset=int(rng.integers(4)), seed=seed)
+    k, offset = int(rng.choice([512, 1024, 2048])), int(rng.integers(4))
+    select(cuda, scores, starts, ends, k, kernel=kernel, offset=offset, seed=seed)
 
 
 def test_bounds_and_survivors(cuda):
@@ -138,8 +205,8 @@ def test_bounds_and_survivors(cuda):
     bound_score, bound_key = np.full(M, NAN, np.float32), np.full(M, -1, np.int32)
     cuda.may_read(samples)
     cuda.launch(
-        "topk_bounds", M, THREADS, samples, sampled, sample_start, sample_end, starts, ends, bound_score, bound_key,
-        num_keys, len(sampled), k, room, seed=1,
+        "topk_bounds", M, KERNELS["topk_bounds"].threads, samples, sampled, sample_start, sample_end, starts, ends,
+        bound_score, bound_key, num_keys, len(sampled), k, room, seed=1,
     )  # fmt: skip
     assert bound_score[2] == -INF and bound_key[2] == ANY_POS, "a row of 1,500 keys keeps all of them"
     lists, counts = np.full((M, room), -1, np.int64), np.zeros(M, np.int32)
@@ -154,8 +221,8 @@ def test_bounds_and_survivors(cuda):
     counts[1] = k - 1  # as if the bound had let through too few: the row is left open
     out, open_rows = np.full((M, k), 7, np.int32), np.zeros(1 + M, np.int32)
     cuda.launch(
-        "topk_survivors", M, THREADS, lists, counts, starts, bound_score, bound_key, out, open_rows, num_keys, k, k,
-        room, seed=2,
+        "topk_survivors", M, KERNELS["topk_survivors"].threads, lists, counts, starts, bound_score, bound_key, out,
+        open_rows, num_keys, k, k, room, seed=2,
     )  # fmt: skip
     assert open_rows.tolist() == [1, 1, 0, 0] and (out[1] == 7).all()
     for row in (0, 2):

@@ -1,0 +1,25 @@
+// The order of scores, for the sources of top-k. topk_cuda.py joins them into one text, in this order:
+//
+//     topk_order.cu       what a key's rank is
+//     topk_bins.cu        bins of equal width
+//     topk_held.cu        rows of up to 16,384 keys, in shared memory
+//     topk_registers.cu   the best of the keys that a block's threads hold in registers
+//     topk.cu             all other rows: samples, a bound, and survivors for the registers
+//     topk_cluster.cu     few longer rows, a cluster of blocks each, as in topk_held.cu
+//
+// A key is (score, position); it ranks higher by score, then by lower position. Meaning and reference: topk.py.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int MAX_K = 2048;
+constexpr u32 FULL = 0xFFFFFFFFu;
+constexpr u32 INF_BITS = 0x7F800000u;
+constexpr u32 MINUS_INF = 0x007FFFFFu;  // rank of -inf, the lowest of a key; 0 is no key
+
+__device__ u32 rank_of(float x) {
+    u32 bits = x == 0.0f ? 0u : __float_as_uint(x);
+    return x == x ? bits ^ ((u32)((int)bits >> 31) | 0x80000000u) : 0u;
+}
+
+__device__ float score_of(u32 rank) { return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank); }
