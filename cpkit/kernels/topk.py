@@ -11,9 +11,9 @@ than -1.  k=3:
     position    0     1     2     3     4     5
     logits     nan   2.0  -0.0   0.0  -inf   2.0        ->  1 5 2
 
-Two ways, one selection. On NVIDIA the kernels of topk_cuda.py read a row once, or twice where it is long and rows are
-few. Elsewhere the kernel here, of plain Triton, finds the K-th score by bisecting its bits, eight parts at a time, which
-takes 11 passes over the row and one to pick.
+Two ways, one selection. On NVIDIA the kernels of topk_cuda.py read a row once; where rows are long and few, twice.
+Elsewhere the kernel here, of plain Triton, finds the K-th score by bisecting its bits, eight parts at a time: 11 passes
+over the row and one to pick.
 """
 
 import torch
