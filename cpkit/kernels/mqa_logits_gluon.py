@@ -38,8 +38,9 @@ _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared 
 
 
 @gluon.jit
-def _write(logits, keys, start, end, out):
-    """Write a tile's logits that lie in the rows' ranges; out: where the rows begin."""
+def _write(logits, keys, group):
+    """Write the logits of a tile and column group that lie in the rows' ranges."""
+    _, start, end, out = group
     allowed = (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
     gl.store(gl.expand_dims(out, 0) + keys, logits, mask=allowed)
 
@@ -85,32 +86,29 @@ def _load_partition(q_desc, k_desc, work, buffers, H: gl.constexpr):
 
 
 @gluon.jit
-def _row_inputs(rows, weight_rows, heads, tensors, work):
-    """Of one column group: its weights by column, halved, and each row's range."""
+def _group_inputs(rows, weight_rows, heads, span, tensors, work, sink, LIST: gl.constexpr):
+    """Of one column group: its weights by column, halved; its rows, their ranges within the item's keys, and their
+    bounds, (score, last key), or where their logits go.
+    """
     _, weights, w_stride = tensors
     key_start, key_end, M, _, _, _, _ = work
     w = gl.load(weights + weight_rows.to(gl.int64) * w_stride + heads, mask=weight_rows < M, other=0.0) * 0.5
-    start = gl.load(key_start + rows, mask=rows < M, other=0)
-    return w, start, gl.load(key_end + rows, mask=rows < M, other=0)
-
-
-@gluon.jit
-def _row_bounds(rows, sink, M):
-    return gl.load(sink[0] + rows, mask=rows < M, other=0.0), gl.load(sink[1] + rows, mask=rows < M, other=0)
+    start = gl.maximum(gl.load(key_start + rows, mask=rows < M, other=0), span[0])
+    end = gl.minimum(gl.load(key_end + rows, mask=rows < M, other=0), span[1])
+    if LIST:
+        score = gl.load(sink[0] + rows, mask=rows < M, other=0.0)
+        return w, (rows, start, end, score, gl.load(sink[1] + rows, mask=rows < M, other=0))
+    else:
+        return w, (rows, start, end, sink[0] + rows.to(gl.int64) * sink[1])
 
 
 @gluon.jit
 def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.constexpr, LIST: gl.constexpr):
-    q_bufs, k_bufs, q_ready, q_free, k_ready, k_free = buffers
-    k_scale = tensors[0]
-    M = work[2]
-    N = work[3]
+    q_bufs, _, q_ready, q_free, _, _ = buffers
     num_items = work[5]
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
-    owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
-    lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
-    own_rows = SCORER * 2 * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, owner))
+    own_rows = SCORER * 2 * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, gl.SliceLayout(2, owner_layout(Q))))
     cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, mma))
     col_rows = SCORER * 2 * Q + cols // H
     heads = cols % H
@@ -118,65 +116,72 @@ def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.c
     tile = 0
     for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
         row, first, last = _item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, H)
-        rows0 = row + own_rows
-        rows1 = row + Q + own_rows
-        w0, start0, end0 = _row_inputs(rows0, row + col_rows, heads, tensors, work)
-        w1, start1, end1 = _row_inputs(rows1, row + Q + col_rows, heads, tensors, work)
-        if LIST:
-            score0, last_key0 = _row_bounds(rows0, sink, M)
-            score1, last_key1 = _row_bounds(rows1, sink, M)
-        else:
-            out0 = sink[0] + rows0.to(gl.int64) * sink[1]
-            out1 = sink[0] + rows1.to(gl.int64) * sink[1]
+        span = (first, last)
+        w0, group0 = _group_inputs(row + own_rows, row + col_rows, heads, span, tensors, work, sink, LIST)
+        w1, group1 = _group_inputs(row + Q + own_rows, row + Q + col_rows, heads, span, tensors, work, sink, LIST)
         if first < last:
-            start0 = gl.maximum(start0, first)
-            start1 = gl.maximum(start1, first)
-            end0 = gl.minimum(end0, last)
-            end1 = gl.minimum(end1, last)
             slot = turn % NUM_Q
             mbarrier.wait(q_ready.index(slot), turn // NUM_Q & 1)
             q0 = q_bufs.index(slot * GROUPS + SCORER * 2).permute((1, 0))
             q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
-            acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
-            acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
-            if LIST:  # logits of a tile are counted and listed during the next one
-                _, _, survivors, counts, room = sink
-                group0 = (rows0, start0, end0, score0, last_key0)
-                group1 = (rows1, start1, end1, score1, last_key1)
-                none = gl.full([BLOCK_N, Q], float("nan"), gl.float32, owner)  # passes no bound
-                found = (none, none)
-            for key in range(first, last, BLOCK_N):
-                stage = tile % NUM_K
-                keys = gl.expand_dims(key + lanes, 1)
-                scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
-                mbarrier.wait(k_ready.index(stage), tile // NUM_K & 1)
-                run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
-                run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
-                if LIST:
-                    claimed = claim_places(found, keys - BLOCK_N, group0, group1, counts, M)
-                acc0 = warpgroup_mma_wait(1, deps=(run0,))
-                logits0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST=LIST) * gl.expand_dims(scale, 1)
-                if LIST:
-                    list_passing(found, keys - BLOCK_N, claimed, group0, group1, survivors, room)
-                else:
-                    _write(logits0, keys, start0, end0, out0)
-                # Nothing of run1 may cross into the next turn of the loop: ptxas would then wait after every wgmma.
-                acc1 = warpgroup_mma_wait(0, deps=(run1,))
-                mbarrier.arrive(k_free.index(stage), count=1)
-                logits1 = weighted_head_sums(acc1, w1, H, CHAINS_FIRST=LIST) * gl.expand_dims(scale, 1)
-                if LIST:
-                    found = (logits0, logits1)
-                else:
-                    _write(logits1, keys, start1, end1, out1)
-                tile += 1
-            if LIST:
-                keys = gl.expand_dims(
-                    first + (gl.cdiv(last - first, BLOCK_N) - 1) * BLOCK_N + lanes, 1
-                )  # the last tile
-                claimed = claim_places(found, keys, group0, group1, counts, M)
-                list_passing(found, keys, claimed, group0, group1, survivors, room)
+            halves = ((q0, w0, group0), (q1, w1, group1))
+            tile = _score_keys(halves, span, tile, tensors, work, sink, buffers, H, LIST)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
+
+
+@gluon.jit
+def _score_keys(halves, span, tile, tensors, work, sink, buffers, H: gl.constexpr, LIST: gl.constexpr):
+    """A scorer's two column groups of an item against its keys, from the tile that is next in shared memory.
+
+    Returns the tile behind the last.
+    """
+    q0, w0, group0 = halves[0]
+    q1, w1, group1 = halves[1]
+    first, last = span
+    _, k_bufs, _, _, k_ready, k_free = buffers
+    k_scale = tensors[0]
+    _, _, M, N, _, _, _ = work
+    Q: gl.constexpr = COLS // H
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
+    owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
+    lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
+    acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
+    acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
+    if LIST:  # logits of a tile are counted and listed during the next one
+        _, _, survivors, counts, room = sink
+        none = gl.full([BLOCK_N, Q], float("nan"), gl.float32, owner)  # passes no bound
+        found = (none, none)
+    for key in range(first, last, BLOCK_N):
+        stage = tile % NUM_K
+        keys = gl.expand_dims(key + lanes, 1)
+        scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
+        mbarrier.wait(k_ready.index(stage), tile // NUM_K & 1)
+        run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
+        run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
+        if LIST:
+            claimed = claim_places(found, keys - BLOCK_N, group0, group1, counts, M)
+        acc0 = warpgroup_mma_wait(1, deps=(run0,))
+        logits0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST=LIST) * gl.expand_dims(scale, 1)
+        if LIST:
+            list_passing(found, keys - BLOCK_N, claimed, group0, group1, survivors, room)
+        else:
+            _write(logits0, keys, group0)
+        # Nothing of run1 may cross into the next turn of the loop: ptxas would then wait after every wgmma.
+        acc1 = warpgroup_mma_wait(0, deps=(run1,))
+        mbarrier.arrive(k_free.index(stage), count=1)
+        logits1 = weighted_head_sums(acc1, w1, H, CHAINS_FIRST=LIST) * gl.expand_dims(scale, 1)
+        if LIST:
+            found = (logits0, logits1)
+        else:
+            _write(logits1, keys, group1)
+        tile += 1
+    if LIST:
+        last_tile = first + (gl.cdiv(last - first, BLOCK_N) - 1) * BLOCK_N
+        keys = gl.expand_dims(last_tile + lanes, 1)
+        claimed = claim_places(found, keys, group0, group1, counts, M)
+        list_passing(found, keys, claimed, group0, group1, survivors, room)
+    return tile
 
 
 @gluon.jit
