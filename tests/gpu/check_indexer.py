@@ -191,24 +191,34 @@ def check_decode_logits(most: int, small: bool) -> int:
 # ---- top-k -----------------------------------------------------------------------------------------------------------
 
 
-def hostile_logits(rows: int, num_keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows of every kind in turn with ranges, everything outside these infinite."""
-    canvas = Canvas(rows, num_keys, INF)
-    for first, make in enumerate(kinds := score_kinds(num_keys, DEVICE)):
+def hostile_logits(rows: int, num_keys: int, turn: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows of every kind in turn, the first of another kind each turn, with ranges; infinite outside these."""
+    canvas, kinds = Canvas(rows, num_keys, INF), score_kinds(num_keys, DEVICE)
+    for first in range(len(kinds)):
+        make = kinds[(first + rows * turn) % len(kinds)]
         canvas.inner[first :: len(kinds)] = make(len(range(first, rows, len(kinds))))
     start, end = ranges(rows, num_keys)
     canvas.inner.masked_fill_(~inside(start, end, num_keys), INF)
     return canvas.inner, start, end
 
 
+def topk_shapes(small: bool) -> Iterator[tuple[int, int]]:
+    """Each kernel of topk_cuda.py, on both sides of what it takes. Few rows come thrice: other kinds each time."""
+    if small:
+        yield from [(1, 1), (17, 513), (40, 2500)]
+        if DEVICE.type == "cuda":
+            yield from [(7, 8193), (4, 16_385), (2, 131_073), (20, 16_385), (40, 16_385)]
+        return
+    yield from [(4096, 700), (2048, 8191), (1024, 8192), (1024, 8193), (1024, 16_384), (1024, 16_385), (1024, 20_011)]
+    yield from [(33, 16_385), (34, 16_385), (33, 131_072), (34, 131_072), (64, 131_072), (300, 131_073)]
+    yield from [(1, 30_000), (16, 131_072), (8, 131_073), (9, 131_073), (8, 1 << 20), (3, (1 << 20) + 7)] * 3
+
+
 def check_topk(most: int, small: bool) -> int:
     """Hostile rows, few and many, short and long, equal to full sorts."""
-    shapes = [(1, 1), (17, 513), (40, 2500)] if small else []
-    shapes += [] if small else [(4096, 700), (2048, 8191), (1024, 8192), (1024, 8193), (1024, 20_011), (1, 30_000)]
-    shapes += [] if small else [(300, 131_073), (64, 131_072), (16, 131_072), (3, (1 << 20) + 7)]
     rows = 0
-    for M, N in shapes:
-        logits, start, end = hostile_logits(min(M, most), N)
+    for turn, (M, N) in enumerate(topk_shapes(small)):
+        logits, start, end = hostile_logits(min(M, most), N, turn)
         for k in selection.TOPK:
             want = selection.topk(logits, start, end, k, backend="torch").sort(dim=1).values
             for name, call in (("own", selection.topk), ("portable", portable(selection.topk))):

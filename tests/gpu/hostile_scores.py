@@ -41,4 +41,9 @@ def score_kinds(num_keys: int, device: torch.device) -> list[Callable[[int], tor
         noisy(lambda row: torch.where((pos > num_keys / 2) & (pos < num_keys / 2 + 3000), row + 9, row)),
         noisy(lambda row: torch.where(pos // 64 % 60 == 7, row + 9, row)),
         noisy(lambda row: torch.where(pos % 512 == 5, 1e3 + pos, pos * 1e-4)),
+        noisy(lambda row: torch.where(pos == num_keys // 4 * 4 - 4, 1e30, row)),
+        noisy(lambda row: torch.where(torch.rand_like(row) < 0.01, row * 1e30, row)),
+        noisy(lambda row: (row * 20).exp() * torch.where(torch.rand_like(row) < 0.5, 1, -1)),
+        noisy(lambda row: torch.where(torch.rand_like(row) < 0.5, 1.0, 1.0000001)),
+        noisy(lambda row: torch.where(torch.rand_like(row) < 0.01, INF, torch.where(row < 0, -INF, row))),
     ]
