@@ -1,17 +1,20 @@
-"""The decode logits of paged_mqa_logits.py on Hopper: pages stream in while two groups of warps score.
+"""The decode logits of paged_mqa_logits.py on Hopper: pages stream in while groups of warps score.
 
 A decode step reads every key once: 8,448 bytes a page against 128 multiply-adds a key, query token and head. So a
 program keeps pages under way and never lets the memory wait for the arithmetic:
 
     loader     block table -> TMA: the row's queries once, then pages, twelve ahead: 64 keys and their 64 scales
+               (a lane reads one entry of the table: 32 pages' blocks at once, the next 32 and the next row's early)
     scorer 0   page 0: wgmma | sum over heads, store |      page 3 ...
     scorer 1           page 1: wgmma | sum over heads, store |      page 4 ...
     scorer 2                   page 2: wgmma | sum over heads, store |      page 5 ...
 
-Where a row's query tokens fill more than 128 columns (token, head), two scorers with more registers take them in two
-products, and sum the first while the second runs. Keys are the tall side, so the sum over heads stays within a quad
-of lanes (head_sums_gluon.py). A page is 66 lines of 128 bytes: 64 of values, 2 of scales; both are boxes of one matrix
-of lines. A block outside the cache lies outside the matrix, and TMA fills such boxes with zeros.
+A scorer gives a page's place back to the loader as soon as its product is there: sums live in registers. Where a row's
+query tokens fill more than 128 columns (token, head), two scorers with more registers take them in two products, sum
+the first while the second runs, and keep the page to the end, which is two per cent faster there. Keys are the tall
+side, so the sum over heads stays within a quad of lanes (head_sums_gluon.py). A page is 66 lines of 128 bytes: 64 of
+values, 2 of scales; both are boxes of one matrix of lines. A block outside the cache lies outside the matrix, and TMA
+fills such boxes with zeros.
 """
 
 import torch
@@ -28,23 +31,40 @@ D = gl.constexpr(128)
 PAGE = gl.constexpr(64)  # keys of a page
 LINE = 128  # bytes
 NUM_Q = gl.constexpr(2)  # rows whose queries are in shared memory: the next one's load while this one is scored
-NUM_K = gl.constexpr(12)  # pages in shared memory
+NUM_K = gl.constexpr(12)  # pages in shared memory; with 18, decodes of one query token took 3 % longer on an H200
+LANES = gl.constexpr(32)  # of the loader's warp
+NO_BLOCK = gl.constexpr(-(2**31))  # less than any entry of a block table
 
 _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in newer Triton; in 3.6
 
 
 @gluon.jit
-def _row_pages(row, page, work, TOKENS: gl.constexpr):
-    """Of one row of the schedule: the page behind the last that this program reads."""
-    seq_lens, num_tokens, max_keys, last_row, last_page, group = work
+def _row_ends(row, live, work, TOKENS: gl.constexpr):
+    """Where the keys of a row's query tokens end, of those that this program scores; 0 for a row that is not live."""
+    seq_lens, num_tokens, _, _, _, group = work
     token = group * TOKENS + gl.arange(0, TOKENS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    end = gl.load(seq_lens + row * num_tokens + token, mask=token < num_tokens, other=0)
-    pages = gl.cdiv(gl.minimum(gl.max(end, axis=0), max_keys), PAGE)
+    return gl.load(seq_lens + row * num_tokens + token, mask=(token < num_tokens) & live, other=0)
+
+
+@gluon.jit
+def _row_stop(ends, row, page, work):
+    """Of one row of the schedule, from `page` on: the page behind the last that this program reads."""
+    _, _, max_keys, last_row, last_page, _ = work
+    pages = gl.cdiv(gl.minimum(gl.max(ends, axis=0), max_keys), PAGE)
     return gl.maximum(page, gl.where(row == last_row, gl.minimum(pages, last_page), pages))
 
 
 @gluon.jit
+def _table_blocks(table, page, live, work):
+    """A lane's block of the LANES pages from `page` on; -1 behind the row's table and for a row that is not live."""
+    _, _, max_keys, _, _, _ = work
+    number = page + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    return gl.load(table + number, mask=live & (number < gl.cdiv(max_keys, PAGE)), other=-1)
+
+
+@gluon.jit
 def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS: gl.constexpr):
+    """But for a program's first row, what comes from memory is asked for early: a row ahead, or 32 pages."""
     q_desc, k_desc, s_desc = descs
     block_tables, table_stride, page_lines = tables
     q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free = buffers
@@ -52,10 +72,19 @@ def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS
     _, num_tokens, _, last_row, last_page, group = work
     COLS: gl.constexpr = min(TOKENS * H, 128)
     SPLIT: gl.constexpr = TOKENS * H // COLS
+    lane = gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
     turn = 0
-    tile = 0
-    while (row < last_row) | ((row == last_row) & (page < last_page)):
-        stop = _row_pages(row, page, work, TOKENS)
+    stage = 0
+    phase = 1
+    live = (row < last_row) | ((row == last_row) & (page < last_page))
+    table = block_tables + row.to(gl.int64) * table_stride
+    blocks = _table_blocks(table, page, live, work)
+    ends = _row_ends(row, live, work, TOKENS)
+    while live:
+        next_live = (row + 1 < last_row) | ((row + 1 == last_row) & (last_page > 0))
+        next_blocks = _table_blocks(table + table_stride, 0, next_live, work)
+        next_ends = _row_ends(row + 1, next_live, work, TOKENS)
+        stop = _row_stop(ends, row, page, work)
         if page < stop:
             slot = turn % NUM_Q
             mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
@@ -65,31 +94,39 @@ def _load_partition(descs, first, work, tables, buffers, H: gl.constexpr, TOKENS
                 target = q_bufs.index(slot * SPLIT + part)
                 _tma_load(q_desc, [column + part * COLS, 0], q_ready.index(slot), target)
             turn += 1
-            table = block_tables + row.to(gl.int64) * table_stride
-            block = gl.load(table + page)
-            for number in range(page, stop):
-                ahead = gl.load(table + gl.minimum(number + 1, stop - 1))
-                stage = tile % NUM_K
-                mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
-                mbarrier.expect(k_ready.index(stage), PAGE * (D + 4))
-                line = block * page_lines
-                _tma_load(k_desc, [line, 0], k_ready.index(stage), k_bufs.index(stage))
-                _tma_load(s_desc, [line + PAGE, 0], k_ready.index(stage), s_bufs.index(stage))
-                block = ahead
-                tile += 1
+            for start in range(page, stop, LANES):
+                ahead = _table_blocks(table, start + LANES, True, work)
+                for i in range(gl.minimum(stop - start, LANES)):
+                    line = gl.max(gl.where(lane == i, blocks, NO_BLOCK), axis=0) * page_lines
+                    mbarrier.wait(k_free.index(stage), phase)
+                    mbarrier.expect(k_ready.index(stage), PAGE * (D + 4))
+                    _tma_load(k_desc, [line, 0], k_ready.index(stage), k_bufs.index(stage))
+                    _tma_load(s_desc, [line + PAGE, 0], k_ready.index(stage), s_bufs.index(stage))
+                    stage += 1
+                    phase = gl.where(stage == NUM_K, phase ^ 1, phase)
+                    stage = gl.where(stage == NUM_K, 0, stage)
+                blocks = ahead
         row += 1
         page = 0
+        table += table_stride
+        live = next_live
+        blocks = next_blocks
+        ends = next_ends
 
 
 @gluon.jit
-def _store_sums(scores, half_weights, scales, number, rows, H: gl.constexpr):
+def _page_scales(scales, TOKENS: gl.constexpr):
+    """Scales of a page's keys, each where the sums of its key are."""
+    return scales.reshape([PAGE]).load(gl.SliceLayout(1, gl.SliceLayout(2, owner_layout(TOKENS))))
+
+
+@gluon.jit
+def _store_logits(sums, scales, number, rows):
     """The logits of one page for the tokens of one product; rows: their last keys and their lines of the output."""
     end, target = rows
-    sums = weighted_head_sums(scores, half_weights, H, CHAINS_FIRST=False)
-    keys: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
-    sums *= gl.expand_dims(scales.reshape([PAGE]).load(keys), 1)
-    key = gl.expand_dims(number * PAGE + gl.arange(0, PAGE, layout=keys), 1)
-    gl.store(gl.expand_dims(target, 0) + key, sums, mask=key < gl.expand_dims(end, 0))
+    key = gl.expand_dims(number * PAGE + gl.arange(0, PAGE, layout=gl.SliceLayout(1, sums.type.layout)), 1)
+    logits = sums * gl.expand_dims(scales, 1)
+    gl.store(gl.expand_dims(target, 0) + key, logits, mask=key < gl.expand_dims(end, 0))
 
 
 @gluon.jit
@@ -119,11 +156,12 @@ def _score_partition(
     _, _, _, last_row, last_page, group = work
     COLS: gl.constexpr = min(TOKENS * H, 128)
     SPLIT: gl.constexpr = TOKENS * H // COLS
+    PART: gl.constexpr = COLS // H  # query tokens of one product
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
     turn = 0
     tile = 0
     while (row < last_row) | ((row == last_row) & (page < last_page)):
-        stop = _row_pages(row, page, work, TOKENS)
+        stop = _row_stop(_row_ends(row, True, work, TOKENS), row, page, work)
         if page < stop:
             token = group * TOKENS
             w0, rows0 = _token_inputs(row, token, stop, tensors, work, H, COLS)
@@ -132,7 +170,7 @@ def _score_partition(
             q0 = q_bufs.index(slot * SPLIT).permute((1, 0))
             acc0 = gl.zeros([PAGE, COLS], gl.float32, mma)
             if SPLIT == 2:
-                w1, rows1 = _token_inputs(row, token + COLS // H, stop, tensors, work, H, COLS)
+                w1, rows1 = _token_inputs(row, token + PART, stop, tensors, work, H, COLS)
                 q1 = q_bufs.index(slot * SPLIT + 1).permute((1, 0))
                 acc1 = gl.zeros([PAGE, COLS], gl.float32, mma)
             # Scorers take pages in turn over all rows: a row's first page belongs to whoever is next.
@@ -143,13 +181,20 @@ def _score_partition(
                 run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
                 if SPLIT == 2:
                     run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
-                acc0 = warpgroup_mma_wait(SPLIT - 1, deps=(run0,))
-                _store_sums(acc0, w0, s_bufs.index(stage), number, rows0, H)
-                if SPLIT == 2:
+                if SPLIT == 1:
+                    scales = _page_scales(s_bufs.index(stage), PART)
+                    acc0 = warpgroup_mma_wait(0, deps=(run0,))
+                    mbarrier.arrive(k_free.index(stage), count=1)
+                    _store_logits(weighted_head_sums(acc0, w0, H, CHAINS_FIRST=False), scales, number, rows0)
+                else:
+                    acc0 = warpgroup_mma_wait(1, deps=(run0,))
+                    sums0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST=False)
+                    _store_logits(sums0, _page_scales(s_bufs.index(stage), PART), number, rows0)
                     # Nothing of run1 may cross into the next turn of the loop: ptxas would wait after every wgmma.
                     acc1 = warpgroup_mma_wait(0, deps=(run1,))
-                    _store_sums(acc1, w1, s_bufs.index(stage), number, rows1, H)
-                mbarrier.arrive(k_free.index(stage), count=1)
+                    sums1 = weighted_head_sums(acc1, w1, H, CHAINS_FIRST=False)
+                    _store_logits(sums1, _page_scales(s_bufs.index(stage), PART), number, rows1)
+                    mbarrier.arrive(k_free.index(stage), count=1)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
             tile += stop - page
@@ -169,6 +214,10 @@ def _paged_mqa_logits_hopper_kernel(
     H: gl.constexpr, TOKENS: gl.constexpr, SCORERS: gl.constexpr,
 ):  # fmt: skip
     COLS: gl.constexpr = min(TOKENS * H, 128)
+    # Read first, so that they are on their way while the barriers below are made ready, one after the other.
+    start = schedule + gl.program_id(0) * 2
+    first = (gl.load(start), gl.load(start + 1))
+    last = (gl.load(start + 2), gl.load(start + 3))
     q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q * TOKENS * H // COLS, COLS, D], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(k_desc.dtype, [NUM_K, PAGE, D], k_desc.layout)
     s_bufs = gl.allocate_shared_memory(s_desc.dtype, [NUM_K, 2, 32], s_desc.layout)
@@ -182,9 +231,7 @@ def _paged_mqa_logits_hopper_kernel(
     for i in gl.static_range(NUM_K):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=1)  # the one scorer of the page
-    start = schedule + gl.program_id(0) * 2
-    first = (gl.load(start), gl.load(start + 1))
-    work = (seq_lens, num_tokens, max_keys, gl.load(start + 2), gl.load(start + 3), gl.program_id(1))
+    work = (seq_lens, num_tokens, max_keys, last[0], last[1], gl.program_id(1))
     buffers = (q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free)
     tensors = (weights, out, out_stride)
     descs = (q_desc, k_desc, s_desc)
@@ -197,7 +244,7 @@ def _paged_mqa_logits_hopper_kernel(
                 (_load_partition, (descs, first, work, tables, buffers, H, TOKENS)),
             ],
             [4, 1],
-            [240, 24],
+            [232, 40],
         )
     else:
         gl.warp_specialize(
@@ -208,7 +255,7 @@ def _paged_mqa_logits_hopper_kernel(
                 (_load_partition, (descs, first, work, tables, buffers, H, TOKENS)),
             ],
             [4, 4, 1],
-            [160, 160, 24],
+            [152, 152, 40],
         )
 
 
