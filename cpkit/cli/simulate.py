@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     report, is_read = simulate_report(simulation, pool.source, pool.note), args.json != "-"
     if is_read:
         emit(report)  # before anything is written, which may fail
-    pictures.write_page(simulation, report)
+    pictures.write_page(simulation, report, pool.note)
     if args.json is not None:
         write_json(args.json, {**simulation.to_json(), **_pool_data(pool)})
     if is_read and (written := pictures.lines(simulation)):

@@ -78,13 +78,13 @@ class Pictures:
         if self._levels is not None:
             self._levels.add(step)
 
-    def write_page(self, simulation: "Simulation", report: str) -> None:
-        """Write the page, where one is asked for; report: the same as text."""
+    def write_page(self, simulation: "Simulation", report: str, pool_note: str) -> None:
+        """Write the page, where one is asked for; report: the same as text; pool_note: what its pool assumes."""
         if self._levels is None:
             return
         from cpkit.report.html import page
 
-        Path(self._args.html).write_text(page(simulation, self._levels, report), encoding="utf-8")
+        Path(self._args.html).write_text(page(simulation, self._levels, report, pool_note), encoding="utf-8")
 
     def lines(self, simulation: "Simulation") -> list[str]:
         """What was written, for the report's end."""

@@ -42,8 +42,8 @@ MAX_PARTS = 12
 """Stages and collectives that are drawn; the smallest share a bar."""
 
 
-def page(simulation: Simulation, seen: Levels, report: str) -> str:
-    """The page; seen: the levels of its steps; report: the same replay as text."""
+def page(simulation: Simulation, seen: Levels, report: str, pool_note: str = "") -> str:
+    """The page; seen: the levels of its steps; report: the same replay as text; pool_note: what its pool assumes."""
     title = f"{simulation.settings.model.name}, {sizes_text(simulation.settings.topology)}: {simulation.trace.name}"
     sections = [
         *_replay(simulation),
@@ -60,7 +60,7 @@ def page(simulation: Simulation, seen: Levels, report: str) -> str:
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            *_setting(simulation),
+            *_setting(simulation, pool_note),
             "<main>",
             *sections,
             "</main>",
@@ -87,7 +87,7 @@ def note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _setting(simulation: Simulation) -> Iterator[str]:
+def _setting(simulation: Simulation, pool_note: str) -> Iterator[str]:
     settings, replay = simulation.settings, simulation.replay
     topology, budget = settings.topology, settings.budget
     yield (
@@ -99,7 +99,7 @@ def _setting(simulation: Simulation) -> Iterator[str]:
         f"{replay.max_model_len:,} tokens a request, {replay.num_kv_blocks:,} KV blocks of {topology.virtual_block:,} "
         f"tokens; trace {simulation.trace.format}, seed {replay.seed}"
     )
-    yield from (note(text) for text in simulation.trace.notes)
+    yield from (note(text) for text in (*simulation.trace.notes, pool_note) if text)
     if not simulation.complete:
         yield '<p class="bad">Interrupted: all figures are of the steps so far.</p>'
     if simulation.num_violations:

@@ -77,6 +77,7 @@ def test_the_page_is_whole_and_carries_the_numbers(capsys, tmp_path, cost):
     assert {size(one["bytes"]) for one in data["collectives"]} <= cells
     assert {f"{two[q]:.3f}" for two in data["balance"].values() for q in ("p50", "p99")} <= cells
     assert out.partition("\n\nPage")[0].strip() in "".join(reader.text)
+    assert "4 ranks of h200 cannot hold deepseek-v3.2" in "".join(reader.text).partition("Replay")[0]
     if cost:
         shown = "".join(reader.text)
         assert f"{data['cost']['prompt_tokens_s']:,.0f} prompt and" in shown

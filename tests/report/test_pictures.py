@@ -3,7 +3,7 @@
 import itertools
 import json
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from cpkit.model import load_config, load_model, published_fields
 from cpkit.report.pictures import canvas
 from cpkit.report.pictures.capacity import draw_capacity, fits
 from cpkit.report.pictures.chunks import draw_chunks
+from cpkit.report.pictures.labels import place_labels
 from cpkit.report.pictures.ownership import computed_share, cut_columns, draw_ownership, stored_share
 from cpkit.report.pictures.pareto import draw_pareto
 from cpkit.report.pictures.sweep_file import Sweep, read_sweep
@@ -235,6 +236,10 @@ def test_words_of_capacity(figures, tmp_path):
     lines = [fits(MODEL, "vllm", chip(name), limits, tp=8, pcp=1) for name in ("h100", "h200", "b200")]
     draw_capacity(lines, tmp_path / "picture.png")
     check_words(*figures[0])
+    gains = {text for text, _ in figures[0][1] if text.endswith("x")}
+    for line in lines[1:]:  # h100 has no room
+        least, *more = [fit.memory.tokens for fit in line.fits]
+        assert {f"{tokens / least:.2f}x" for tokens in more} <= gains, "each chip's own"
     caption = figures[0][0].get_supxlabel().replace("\n", " ")
     assert "Hollow: refused by vllm-flashmla-padding (h200 dcp 8; b200 dcp 8)" in caption
     assert "Not drawn: h100 dcp 1: no room for KV" in caption
@@ -266,6 +271,9 @@ def test_words_of_pareto(figures, tmp_path, num):
     check_words(*figures[0])
     words = [text.get_text() for text in figures[0][0].axes[2].texts]
     assert sum(word.endswith("take") for word in words) == 1 and any(word.startswith("grey: ") for word in words)
+    gpus = Counter(word.partition(" GPUs ")[0] for word in words if " GPUs " in word)
+    assert gpus == ({"8": 1} if num == 1 else dict.fromkeys(["8", "16", "32", "64"], 6)), "all have their turns"
+    assert [ax.get_xscale() for ax in figures[0][0].axes[:2]] == ["log", "log"], "rates of 1 and 9 tokens/s and more"
 
 
 def test_outcomes_without_time_between_tokens_are_drawn_too(figures, tmp_path):
@@ -274,6 +282,19 @@ def test_outcomes_without_time_between_tokens_are_drawn_too(figures, tmp_path):
         draw_pareto(Sweep(outcomes, "made", Aim()), Aim(), tmp_path / "picture.png")
     check_words(*figures[0])
     assert [ax.get_yscale() for ax in figures[0][0].axes[:2]] == ["log", "linear"]
+    assert [ax.get_xscale() for ax in figures[0][0].axes[:2]] == ["linear", "linear"], "rates of 50 and 90"
+
+
+def test_labels_keep_off_points_without_one(figures, tmp_path):
+    with canvas.sheet(tmp_path / "picture.png", "t", ["c"], width=6, height=4) as figure:
+        ax = figure.subplots()
+        ax.set(xlim=(0, 10), ylim=(0, 10))
+        others = [(5 + dx / 4, 5 + dy / 4) for dx in (-1, 0, 1) for dy in (-1, 0, 1)]
+        figure.draw_without_rendering()
+        place_labels(ax, [(5, 5, "7")], ringed=None, others=others)
+        places = ax.transData.transform(others)
+    (box,) = [box for text, box in figures[0][1] if text == "7"]
+    assert not any(box.x0 <= x * canvas.DPI / figure.dpi <= box.x1 and box.y0 <= y <= box.y1 for x, y in places)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

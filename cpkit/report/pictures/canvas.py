@@ -27,6 +27,9 @@ LIGHTEST = 0.22
 """Where on it the least share is: what lies before can hardly be told from white paper."""
 
 BUDGET, GREY, PALE = "#D55E00", "#777777", "#E8E8E8"
+PAPER: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+"""Behind words that lie on grid lines, as their bbox."""
+
 FORMATS = ("png", "svg")
 DPI = 150
 STYLE = {
@@ -39,7 +42,10 @@ STYLE = {
     "axes.grid": True,
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
-    "legend.frameon": False,
+    "legend.frameon": True,  # on paper of its own, which no grid line crosses
+    "legend.framealpha": 0.9,
+    "legend.edgecolor": "white",
+    "legend.fancybox": False,
     "svg.hashsalt": "cpkit",  # ids of clip paths and markers are made from it, else from chance
 }
 
@@ -100,10 +106,15 @@ def shorten_axis(axis: Any) -> None:
 
 def wait_axis(axis: Any) -> None:
     """A logarithmic axis of seconds, labelled at 1, 2 and 5 of each decade."""
+    one_two_five(axis)
+    seconds_axis(axis)
+
+
+def one_two_five(axis: Any) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 of each decade; its labels are another's."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    seconds_axis(axis)
     axis.set_minor_formatter(NullFormatter())
 
 

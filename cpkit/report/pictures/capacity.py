@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpkit.errors import ConfigError
 from cpkit.model import Model
-from cpkit.report.pictures.canvas import COLOURS, DASHES, MARKERS, sheet, shorten_axis
+from cpkit.report.pictures.canvas import COLOURS, DASHES, MARKERS, PAPER, sheet, shorten_axis
 from cpkit.sizing.chips import Chip
 from cpkit.sizing.memory.deployment import Limits, memory_of
 from cpkit.sizing.memory.plan import Memory
@@ -17,6 +17,9 @@ from cpkit.topology import legal_dcp_sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+GAIN_ROOM = 34
+"""Points (1/72 inch) between two chips' marks that a figure below the upper one needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +94,40 @@ def draw_capacity(lines: Sequence[ChipFits], path: Path | str) -> str:
         ax.set_xscale("log", base=2)
         ax.set_xticks(every, [str(size) for size in every])
         ax.minorticks_off()
+        margin = (every[-1] / every[0]) ** 0.08 if len(every) > 1 else 2.0
+        ax.set_xlim(every[0] / margin, every[-1] * margin)
         ax.set_xlabel("dcp (ranks that split stored keys)")
         ax.set_ylabel("tokens of context")
         ax.set_ylim(0, 1.12 * max(memory.tokens for memory in memories))
         shorten_axis(ax.yaxis)
         ax.legend(loc="best")  # lines rise from the left, or are points there
-        _gains(ax, next(line for line in lines if any(fit.memory for fit in line.fits)))
+        figure.draw_without_rendering()
+        _gains(ax, lines)
     return title
 
 
-def _gains(ax: "Axes", line: ChipFits) -> None:
-    """At a chip's points, how many times the tokens of its smallest dcp."""
-    points = [(fit.dcp, fit.memory.tokens) for fit in line.fits if fit.memory]
-    for dcp, tokens in points[1:]:
-        ax.annotate(
-            f"{tokens / points[0][1]:.2f}x", (dcp, tokens), xytext=(0, -15), textcoords="offset points", ha="center"
-        )
+def _gains(ax: "Axes", lines: Sequence[ChipFits]) -> None:
+    """Below a chip's points, how many times the tokens of its smallest dcp; not where the next chip's are close."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    every = [(fit.dcp, fit.memory.tokens) for line in lines for fit in line.fits if fit.memory]
+    for line in lines:
+        points = [(fit.dcp, fit.memory.tokens) for fit in line.fits if fit.memory]
+        for dcp, tokens in points[1:]:
+            below = max((other for size, other in every if size == dcp and other < tokens), default=0)
+            (_, top), (_, bottom) = ax.transData.transform([(dcp, tokens), (dcp, below)])
+            if top - bottom < GAIN_ROOM * figure.dpi / 72:
+                continue
+            text = f"{tokens / points[0][1]:.2f}x"
+            ax.annotate(
+                text,
+                (dcp, tokens),
+                xytext=(4, -14),  # beside the line that comes up from the left
+                textcoords="offset points",
+                ha="left",
+                bbox=PAPER,
+                zorder=1.5,  # under the lines
+            )
 
 
 def _refusals(lines: Sequence[ChipFits]) -> list[str]:

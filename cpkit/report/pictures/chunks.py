@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpkit.errors import PlanError
 from cpkit.planner.chunks import Chunk
-from cpkit.report.pictures.canvas import BUDGET, COLOURS, sheet, short, shorten_axis
+from cpkit.report.pictures.canvas import BUDGET, COLOURS, PAPER, sheet, short, shorten_axis
 from cpkit.report.table import plural, share
 from cpkit.report.words import sizes_text
 from cpkit.step import RankPlan, StepPlan
@@ -45,7 +45,8 @@ def draw_chunks(plan: StepPlan, rank: RankPlan, path: Path | str) -> str:
             _bars(left, gathered, plan.budget.workspace_tokens, f"Workspace, {keys}", "tokens gathered")
             logits = [4 * chunk.peak_logits / MIB for chunk in chunks]
             _bars(right, logits, plan.budget.logits_bytes / MIB, f"Logits of the largest run, {keys}", "MiB of fp32")
-            _numbers(right, chunks, logits)
+            _numbers(left, gathered, [short(tokens) for tokens in gathered])
+            _numbers(right, logits, [_runs_text(chunk, len(chunks)) for chunk in chunks])
     return title
 
 
@@ -64,23 +65,29 @@ def _bars(ax: "Axes", values: Sequence[float], budget: float, title: str, unit: 
         va="bottom",
         fontsize=9,
         color=BUDGET,
+        bbox=PAPER,
     )
     ax.set_title(title)
     ax.set_ylabel(unit)
     ax.set_xlabel("chunk, in order")
     if len(values) <= MAX_NUMBERED:
         ax.set_xticks(range(len(values)))
-    ax.set_xlim(-0.6, max(len(values), 4) - 0.4)  # one bar alone is no wall
+    middle, half = (len(values) - 1) / 2, max(len(values), 4) / 2 + 0.1  # one bar alone is no wall
+    ax.set_xlim(middle - half, middle + half)
     ax.grid(visible=False, axis="x")
     shorten_axis(ax.yaxis)
 
 
-def _numbers(ax: "Axes", chunks: Sequence[Chunk], logits: Sequence[float]) -> None:
-    """Above each bar in how many runs of queries it is scored."""
-    if len(chunks) > MAX_NUMBERED:
+def _runs_text(chunk: Chunk, num_chunks: int) -> str:
+    """In how many runs of queries a chunk is scored; short where bars are narrow."""
+    return f"{chunk.num_runs} run{'s' if chunk.num_runs > 1 else ''}" if num_chunks <= 8 else f"{chunk.num_runs}x"
+
+
+def _numbers(ax: "Axes", heights: Sequence[float], texts: Sequence[str]) -> None:
+    """A text at the top of each bar, where there are few."""
+    if len(heights) > MAX_NUMBERED:
         return
-    for at, (chunk, height) in enumerate(zip(chunks, logits, strict=True)):
-        text = f"{chunk.num_runs} run{'s' if chunk.num_runs > 1 else ''}" if len(chunks) <= 8 else f"{chunk.num_runs}x"
+    for at, (height, text) in enumerate(zip(heights, texts, strict=True)):
         inside = height > 0.75 * ax.get_ylim()[1] / 1.22
         ax.annotate(
             text,
@@ -89,6 +96,7 @@ def _numbers(ax: "Axes", chunks: Sequence[Chunk], logits: Sequence[float]) -> No
             textcoords="offset points",
             ha="center",
             va="top" if inside else "bottom",
-            fontsize=8,
+            fontsize=8 if len(heights) <= 12 else 7,
             color="white" if inside else "black",
+            bbox=None if inside else PAPER,
         )

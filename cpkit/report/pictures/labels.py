@@ -14,23 +14,30 @@ Box = tuple[float, float, float, float]
 """left, bottom, right, top."""
 
 
-def place_labels(ax: "Axes", points: Sequence[tuple[float, float, str]], *, ringed: int | None) -> None:
+def place_labels(
+    ax: "Axes",
+    points: Sequence[tuple[float, float, str]],
+    *,
+    ringed: int | None,
+    others: Sequence[tuple[float, float]],
+) -> None:
     """Write each label near its point (x, y in data), with a thin line to it where it had to move away.
 
-    ringed: the point with a ring around it, if any. The axes' limits and place must be final
-    (Figure.draw_without_rendering gives them one); greedy, in the order given.
+    ringed: the point with a ring around it, if any. others: points without a label. The axes' limits and place must be
+    final (Figure.draw_without_rendering gives them one); greedy, in the order given.
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
     per_point = figure.dpi / 72
-    places = [tuple(ax.transData.transform((x, y)) / per_point) for x, y, _ in points]
+    named = [(x, y) for x, y, _ in points]
+    places = [tuple(ax.transData.transform(point) / per_point) for point in (*named, *others)]
     frame = ax.get_window_extent()
     inside = (frame.x0 / per_point, frame.y0 / per_point, frame.x1 / per_point, frame.y1 / per_point)
     taken: list[Box] = []
     for at, (x, y) in enumerate(places):
         half = 9 if at == ringed else 4
         taken.append((x - half, y - half, x + half, y + half))
-    for (x, y, text), (left, bottom) in zip(points, places, strict=True):
+    for (x, y, text), (left, bottom) in zip(points, places, strict=False):
         offset = _free_offset(left, bottom, LETTER * len(text), taken, inside)
         label = ax.annotate(
             text,

@@ -213,7 +213,9 @@ def _requests(plan: StepPlan, columns: Columns, top: "Axes", bottom: "Axes") -> 
     bottom.xaxis.remove_overlapping_locs = False  # a name may stand below a position
     bottom.set_xticks([at for at, _ in names], [name for _, name in names], minor=True)
     bottom.tick_params(axis="x", which="minor", length=0, pad=17)
-    bottom.set_xlabel("position in its request (a red line begins the next one)" if len(starts) > 1 else "position")
+    bottom.set_xlabel(
+        "position in its request (an upright line begins the next one)" if len(starts) > 1 else "position"
+    )
 
 
 def _position_ticks(columns: Columns, starts: list[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """The outcomes of a sweep: waits over throughput, with those that no other beats numbered and named."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from cpkit.report.pictures.canvas import (
     COLOURS,
     GREY,
     MARKERS,
+    one_two_five,
     seconds_axis,
     sheet,
     short,
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_NAMED = 24
-"""Deployments named beside the picture: the one to take, and the others in order."""
+"""Deployments named beside the picture: the one to take, and of each number of GPUs as many."""
+
+WIDE = 8
+"""Times the least throughput from which on its axis is logarithmic."""
 
 
 def draw_pareto(sweep: Sweep, aim: Aim, path: Path | str) -> str:
@@ -76,13 +81,25 @@ def _panel(ax: "Axes", choice: Choice, name: str, waits: Sequence[float], aim: f
         wait_axis(ax.yaxis)
     else:
         seconds_axis(ax.yaxis)
-    ax.set_xlim(left=0)
     ax.axhline(aim, color=BUDGET, ls="--", lw=1.2)
-    ax.locator_params(axis="x", nbins=6)
-    shorten_axis(ax.xaxis)
+    ax.margins(y=0.09)
     ax.set_title(name)
     ax.set_xlabel("tokens/s a GPU")
+    _rate_axis(ax, [*rates, *map(_rate, beaten)])
     ax.set_ylabel("logarithmic" if logarithmic and not which else "")
+
+
+def _rate_axis(ax: "Axes", rates: Sequence[float]) -> None:
+    """From 0 on, or logarithmic where the rates are far apart, as those of few and many GPUs."""
+    if 0 < WIDE * min(rates) < max(rates):
+        ax.set_xscale("log")
+        ax.margins(x=0.09)
+        one_two_five(ax.xaxis)
+        ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic")
+    else:
+        ax.set_xlim(left=0)
+        ax.locator_params(axis="x", nbins=6)
+    shorten_axis(ax.xaxis)
 
 
 def _numbers(ax: "Axes", choice: Choice, which: int) -> None:
@@ -90,7 +107,10 @@ def _numbers(ax: "Axes", choice: Choice, which: int) -> None:
     named = _named(choice)
     labels = [(_rate(outcome), (outcome.ttft_s, outcome.tpot_s)[which][1], str(number)) for number, outcome in named]
     ringed = next((at for at, (_, outcome) in enumerate(named) if outcome is choice.take), None)
-    place_labels(ax, labels, ringed=ringed)
+    known = {outcome.candidate for _, outcome in named}
+    rest = [one for one in (*choice.best, *(loser.outcome for loser in choice.losers)) if one.candidate not in known]
+    others = [(_rate(outcome), (outcome.ttft_s, outcome.tpot_s)[which][1]) for outcome in rest]
+    place_labels(ax, labels, ringed=ringed, others=others)
 
 
 def _rate(outcome: Outcome) -> float:
@@ -102,12 +122,14 @@ def _gpus(choice: Choice) -> list[int]:
 
 
 def _named(choice: Choice) -> list[tuple[int, Outcome]]:
-    """(number, outcome) of those that are numbered and named."""
-    numbered = list(enumerate(choice.best, 1))
-    named = numbered[:MAX_NAMED]
-    if choice.take is not None and all(outcome is not choice.take for _, outcome in named):
-        named[-1] = next(pair for pair in numbered if pair[1] is choice.take)
-    return named
+    """(number, outcome) of those that are numbered and named; where they are many, numbers of GPUs take turns."""
+    turns: list[tuple[bool, int, int]] = []  # the one to take comes first, then the first of each number of GPUs, ..
+    seen: Counter[int] = Counter()
+    for at, outcome in enumerate(choice.best):
+        turns.append((outcome is not choice.take, seen[outcome.candidate.gpus], at))
+        seen[outcome.candidate.gpus] += 1
+    kept = sorted(at for _, _, at in sorted(turns)[:MAX_NAMED])
+    return [(number, choice.best[at]) for number, at in enumerate(kept, 1)]
 
 
 def _names(ax: "Axes", choice: Choice, named: Sequence[tuple[int, Outcome]]) -> None:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from cpkit.errors import PlanError
-from cpkit.report.pictures.canvas import COLOURS, sheet
+from cpkit.report.pictures.canvas import COLOURS, PAPER, sheet
 from cpkit.report.table import plural, size
 from cpkit.report.words import merge_text, sizes_text, stages_text
 from cpkit.step import StepPlan
@@ -48,8 +48,16 @@ def draw_traffic(plan: StepPlan, path: Path | str) -> str:
         ax.set_yticks(at, [f"{what}\n{op} over {group}" for what, op, group, _ in rows], fontsize=8.5)
         ax.invert_yaxis()
         for row, (_, _, _, traffic) in zip(at, rows, strict=True):
-            text = f" {size(traffic.bytes)} in {plural(traffic.calls, 'call')}"
-            ax.annotate(text, (traffic.bytes, row), va="center", fontsize=9)
+            text = f"{size(traffic.bytes)} in {plural(traffic.calls, 'call')}"
+            ax.annotate(
+                text,
+                (traffic.bytes, row),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+                bbox=PAPER,
+            )
         ax.set_xlim(0, 1.25 * max(rows[0][3].bytes, 1))
         ax.set_xlabel("bytes that one rank puts in")
         step = 2.0 ** math.ceil(math.log2(max(rows[0][3].bytes, 5) / 5))  # ticks at round binary sizes

@@ -99,7 +99,7 @@ def draw_ttft(setting: TtftSetting, curves: Sequence[Curve], path: Path | str) -
                 marker=MARKERS[at],
                 ls=DASHES[at % 4],
                 lw=1.6,
-                ms=6,
+                ms=max(9 - at, 4),  # of equal times the mark drawn first is seen around the last
                 label=label,
             )
         token_axis(ax, curves[0].contexts)
