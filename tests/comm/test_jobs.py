@@ -16,7 +16,7 @@ from tests.comm.plants import PLANTS
 pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
+TORCHRUN = [sys.executable, "-m", "tests.forking_torchrun", "--standalone", "--nproc-per-node", "4", "-m"]
 MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", "4"]
 COMMANDS = {"gloo": TORCHRUN, "mpi": [*MPIRUN, sys.executable, "-m"]}
 

@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "consistency.md"
 BEGIN, END = "<!-- injected faults: begin -->\n", "<!-- injected faults: end -->\n"
 COMMS = ("simulator", "gloo", "MPI")
 LAUNCH = {
-    "gloo": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"],
+    "gloo": [sys.executable, "-m", "tests.forking_torchrun", "--standalone", "--nproc-per-node"],
     "MPI": [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n"],
 }
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

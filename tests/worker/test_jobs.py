@@ -14,7 +14,7 @@ pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constra
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
-    "gloo": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"],
+    "gloo": [sys.executable, "-m", "tests.forking_torchrun", "--standalone", "--nproc-per-node", "4", "-m"],
     "mpi": [
         str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", "4",
         sys.executable, "-m",
