@@ -54,11 +54,7 @@ __device__ u64 sampled_bound(Block& block, const float* row, int num_keys, int w
 // Put the marked of a warp's keys, 16 a lane, into the block's list; where they do not fit they are only counted.
 template <class Pos>
 __device__ void append(Block& block, const float* row, u32 marks, Pos pos) {
-    int n = __popc(marks), upto = n;
-    for (int step = 1; step < 32; step *= 2) {
-        int left = __shfl_up_sync(FULL, upto, step);
-        if (block.lane >= step) upto += left;
-    }
+    int n = __popc(marks), upto = sum_upto(n, block.lane);
     int total = __shfl_sync(FULL, upto, 31), place = 0;
     if (total == 0) return;
     if (block.lane == 31) place = atomicAdd(&block.shared.count, total);

@@ -79,12 +79,7 @@ struct Row {
         int place, of_block, before, total;
     };
     __device__ Sum sum_before(int n) {
-        int upto = n;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            int left = __shfl_up_sync(FULL, upto, step);
-            if (lane >= step) upto += left;
-        }
+        int upto = sum_upto(n, lane);
         u32* part = shared.part[turn][0];
         turn ^= 1;
         if (lane == 31) part[warp] = upto;

@@ -1,4 +1,4 @@
-// The order of scores, for the sources of top-k. topk_cuda.py joins them into one text, in this order:
+// The order of scores, and what else the sources of top-k share. topk_cuda.py joins them into one text, in this order:
 //
 //     topk_order.cu       what a key's rank is
 //     topk_bins.cu        bins of equal width
@@ -23,3 +23,13 @@ __device__ u32 rank_of(float x) {
 }
 
 __device__ float score_of(u32 rank) { return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank); }
+
+// Sum of n over a warp's lanes up to this one.
+__device__ int sum_upto(int n, int lane) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        int left = __shfl_up_sync(FULL, n, step);
+        if (lane >= step) n += left;
+    }
+    return n;
+}

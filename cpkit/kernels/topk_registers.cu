@@ -46,11 +46,7 @@ struct Block {
 
     // Sum of n over the threads before this one; total over all.
     __device__ int sum_before(int n, int& total) {
-        int upto = n;
-        for (int step = 1; step < 32; step *= 2) {
-            int left = __shfl_up_sync(FULL, upto, step);
-            if (lane >= step) upto += left;
-        }
+        int upto = sum_upto(n, lane);
         u32* part = shared.part[turn][0];
         turn ^= 1;
         if (lane == 31) part[warp] = upto;

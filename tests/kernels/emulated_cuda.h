@@ -1,13 +1,14 @@
-// As much of CUDA C++ as the sources of top-k need, on a CPU: their kernels run thread by thread, so that what they select
-// can be tested without a GPU. emulated_cuda.py puts this file before the source and calls it.
+// As much of CUDA C++ as the sources of top-k need, on a CPU: their kernels run thread by thread, so that what they
+// select can be tested without a GPU. emulated_cuda.py puts this file before the source and calls it.
 //
 //     thread 0    -----| waits                 |---| waits          each has a stack of its own and runs until it must
 //     thread 1         |---------| waits           |------|         wait for others; who runs next is drawn. So atomic
 //     thread 2                   |-------------|          |---      operations are whole, and a missing barrier shows.
 //
-// A collective of a warp needs all 32 lanes. Shared memory holds garbage when a block begins. The blocks of a cluster run
-// together, and see each other's; clusters (or blocks that are none) one by one, in an order that is drawn too. Where
-// all threads wait, or a score outside the given ones is read, the process ends.
+// A collective of a warp needs all 32 lanes. The blocks of a cluster run together, and see each other's shared memory,
+// which holds garbage when a block begins; clusters (or blocks that are none) run one by one, in an order that is drawn
+// too. Some warps or blocks stay behind for a while. The process ends where all threads wait, where a score outside the
+// given ones is read, and where a block reaches for the memory of one that has not begun.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -59,6 +60,7 @@ struct Warp {
 
 struct Block {
     int index;
+    bool begun = false;
     Meeting meeting;
     std::vector<Warp> warps;
     alignas(16) char shared[SHARED];
@@ -125,7 +127,6 @@ inline void run_cluster(int first, int num_blocks, int num_threads, std::mt19937
         if (thread.index == 0) {
             block.index = first + left.size() / num_threads;
             block.meeting = {num_threads}, block.warps.resize(num_threads / 32);
-            std::generate((unsigned*)block.shared, (unsigned*)std::end(block.shared), std::ref(random));
         }
         thread.warp = &block.warps[thread.index / 32];
         getcontext(&thread.first);
@@ -134,14 +135,24 @@ inline void run_cluster(int first, int num_blocks, int num_threads, std::mt19937
         makecontext(&thread.first, begin, 0);
         left.push_back(&thread);
     }
+    unsigned late = random();  // warps, or blocks, that stay behind for a while, however far the others get
+    bool late_blocks = num_blocks > 1;
     while (!left.empty()) {
         std::shuffle(left.begin(), left.end(), random);
-        bool all_wait = true;
+        bool all_wait = true, moved = false;
         for (Thread* thread : left) {
             if (thread->waits_for && thread->waits_for->turn == thread->turn) continue;
-            all_wait = false, resume(*thread);
+            all_wait = false;
+            int place = late_blocks ? thread->block->index : thread->warp - thread->block->warps.data();
+            if (late >> place % 32 & 1) continue;
+            if (!thread->block->begun) {
+                auto memory = (unsigned*)thread->block->shared;
+                std::generate(memory, memory + SHARED / sizeof(unsigned), std::ref(random));
+            }
+            thread->block->begun = moved = true, resume(*thread);
         }
         if (all_wait) fprintf(stderr, "block %d: all threads wait\n", blockIdx.x), abort();
+        if (!moved || random() % 16 == 0) late = random(), late_blocks = num_blocks > 1 && random() % 2;
         left.erase(std::remove_if(left.begin(), left.end(), [](Thread* t) { return t->done; }), left.end());
     }
 }
@@ -185,7 +196,9 @@ inline void __cluster_barrier_arrive_relaxed() {}
 inline void __cluster_barrier_wait() { emulated::meet(emulated::cluster_meeting); }
 inline unsigned __clusterRelativeBlockRank() { return emulated::now->block - emulated::cluster.get(); }
 inline void* __cluster_map_shared_rank(const void* at, unsigned rank) {
-    return emulated::cluster[rank].shared + ((const char*)at - SHARED_MEMORY);
+    emulated::Block& block = emulated::cluster[rank];
+    if (!block.begun) fprintf(stderr, "block %d: block %d has not begun\n", blockIdx.x, block.index), abort();
+    return block.shared + ((const char*)at - SHARED_MEMORY);
 }
 inline void __threadfence() {}
 inline unsigned __ballot_sync(unsigned, bool says) {
