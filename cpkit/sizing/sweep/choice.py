@@ -206,7 +206,8 @@ def _cause(other: Outcome, take: Outcome) -> str:
     """What held the other one back, where a replay shows it."""
     causes = []
     if other.kv_peak >= FULL and take.kv_peak < other.kv_peak:
-        preempted = f" ({other.preemptions:,} preemptions)" if other.preemptions else ""
+        number = other.preemptions
+        preempted = f" ({number:,} preemption{'' if number == 1 else 's'})" if number else ""
         causes.append(f"its KV pool was full{preempted}")
     if other.prefix_hit_rate < take.prefix_hit_rate - 0.05:
         causes.append(f"prefixes were evicted (hits {other.prefix_hit_rate:.0%} against {take.prefix_hit_rate:.0%})")

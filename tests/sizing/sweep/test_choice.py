@@ -54,6 +54,8 @@ def test_the_reasons_name_what_a_replay_showed():
     why = " ".join(choose([plain, split], Aim()).why)
     assert "without context parallelism" in why and "KV pool was full (7 preemptions)" in why
     assert "with whole keys on every rank (dcp 1)" in why
+    once = " ".join(choose([replace(plain, preemptions=1), split], Aim()).why)
+    assert "KV pool was full (1 preemption)" in once
     assert "buy room that this trace does not fill" in " ".join(choose([outcome(8, 1, 0.05, 100.0, 99)], Aim()).why)
 
 
