@@ -384,21 +384,23 @@ struct Row {
         Extent scores = extent<true>(rank_of(least), rank_of(most));
         if (row_keys <= K) return mark(shared.chosen, [](float x) { return x == x; });
         Bins bins(score_of(scores.low), score_of(scores.high));
-        if (!bins.spread(score_of(scores.middle))) {
-            bins.look_at_all();
-            return choose_by_bits(bins, 0);
-        }
-        count(bins);
-        find(0);
-        auto [bin, beyond, reached] = shared.found;
-        bins.look_at(bin);
-        auto reaches = [&](float x) { return bins.reached(x); };
-        if (reached == K) return mark(shared.chosen, reaches);
-        if (reached == 0 || reached - beyond > MAX_RIVALS) {
+        int beyond = 0;
+        if (bins.spread(score_of(scores.middle))) {
+            count(bins);
+            find(0);
+            int reached = shared.found.reached;
+            beyond = shared.found.beyond;
+            bins.look_at(shared.found.bin);
+            auto reaches = [&](float x) { return bins.reached(x); };
+            if (reached == K) return mark(shared.chosen, reaches);
+            if (reached && reached - beyond <= MAX_RIVALS) {
+                return choose_by_pairs(reaches, [&](float x) { return bins.holds(x); }, K - beyond);
+            }
             empty_bins();
-            return choose_by_bits(bins, beyond);
+        } else {
+            bins.look_at_all();
         }
-        choose_by_pairs(reaches, [&](float x) { return bins.holds(x); }, K - beyond);
+        choose_by_bits(bins, beyond);
     }
 
     // Positions of the chosen in ascending order, then -1.
