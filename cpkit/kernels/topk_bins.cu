@@ -19,7 +19,7 @@ struct Bins {
 
     __device__ Bins(float least, float most) : scale((BINS - 2) / (most - least)), offset(BIN_0 + 1 - least * scale) {}
     __device__ float step(float x) const { return fmaf(x, scale, offset); }
-    // Whether a score that most warps exceed lies above the lowest bins; false for bounds that are none.
+    // Whether the least of the warps' best scores lies above the lowest bins; false where there are no usable bounds.
     __device__ bool spread(float middle) const {
         return scale > 1e-30f && scale < 1e30f && finite(offset) && step(middle) >= BIN_0 + 2;
     }
