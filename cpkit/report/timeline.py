@@ -1,4 +1,4 @@
-"""A replay on the cost model's clock as a Chrome trace, which Perfetto and chrome://tracing open.
+"""A replay on the cost model's clock as a Chrome trace, which Perfetto opens.
 
 process   track           events
 engine    steps           one slice a step; counters: KV blocks held, requests running and waiting
