@@ -3,10 +3,17 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import cpkit.sizing.sweep.run
 from cpkit.errors import InputError
+from cpkit.settings import StepSettings
+from cpkit.simulate.loop import simulate
+from cpkit.simulate.result import ReplaySettings
+from cpkit.sizing.chips import chip
+from cpkit.sizing.cost.clock import PlannedClock
+from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.sweep.replay import replay, share_of
 from cpkit.sizing.sweep.results import Results
 from cpkit.sizing.sweep.run import run_sweep
@@ -154,6 +161,20 @@ def test_kept_drafts_shorten_a_token_and_rejected_ones_lengthen_it():
     none, some, every = (outcome.tpot_s[0] for outcome in drafting)
     assert every < some < none and none > plain.tpot_s[0] and every < 0.5 * none
     assert all(outcome.finished == plain.finished for outcome in drafting)
+
+
+def test_a_replay_with_drafts_is_the_one_of_simulate():
+    """The same drafts are kept, and every step planned takes hardly another time than those read from the grid."""
+    one = next(one for one in make_allowed(drafts=2)[0] if (one.candidate.pcp, one.candidate.dcp) == (2, 8))
+    setting, memory = make_setting(drafts=2, acceptance_rate=0.6), one.memory
+    swept = replay(TRACE, setting, one.candidate, memory.num_blocks)
+    settings = StepSettings(memory.settings.topology, setting.model, setting.budget, one.candidate.partition)
+    clock = PlannedClock(CostModel(setting.model, setting.weights, settings.topology, chip("h200")), settings)
+    limits = {"num_kv_blocks": memory.num_blocks, "max_model_len": setting.max_model_len}
+    simulation = simulate(TRACE, settings, ReplaySettings(**limits, acceptance_rate=0.6, check_every=0), clock=clock)
+    tpot = simulation.stats.tpot_s
+    assert swept.tpot_s == pytest.approx(np.percentile(tpot, [50, 99], method="lower").tolist(), rel=0.06)
+    assert swept.finished == simulation.stats.num_finished and swept.steps == pytest.approx(simulation.num_steps, abs=3)
 
 
 def test_an_average_request_takes_fewer_steps_the_more_drafts_are_kept():
