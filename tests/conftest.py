@@ -1,4 +1,4 @@
-"""Settings of every test process: hypothesis without a clock, and Triton's interpreter where there is no GPU."""
+"""Settings of every test process: hypothesis without a clock, one thread of torch, no GPU: Triton's interpreter."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,9 @@ from hypothesis import settings
 # A shared machine may be slow, and slow is not wrong.
 settings.register_profile("cpkit", deadline=None, print_blob=True)
 settings.load_profile("cpkit")
+
+# Read when torch is imported. Workers and ranks share the cores already: more threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Read when kernels are defined, that is by whichever test imports one first.
 if not list(Path("/dev").glob("nvidia[0-9]*")):
