@@ -13,10 +13,13 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
 
+from cpkit.cli.main import main
 from tests.worker.test_jobs import COMMANDS, ROOT
 
 WORLD = ["-tp", "2", "-pcp", "2", "-dcp", "4", "--heads", "8"]
-RUN = ["--prompt-lens", "30,5", "--decode-steps", "1", *WORLD, "--verify", "all"]
+PAIR = ["-tp", "2", "-dcp", "2", "--heads", "8"]
+SHORT = ["--prompt-lens", "30,5", "--decode-steps", "1", "--verify", "all"]
+RUN = [*SHORT, *WORLD]
 LONG = ["--prompt-lens", "4000,4000", "--decode-steps", "400", *WORLD, "--verify", "none"]
 
 
@@ -42,41 +45,41 @@ def digests(report):
     return [(rank["selections"], rank["outputs"]) for rank in report["ranks"]]
 
 
-@pytest.fixture(scope="module")
-def simulated():
-    command = [sys.executable, "-m", "cpkit", "run", *RUN, "--json", "-"]
-    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+def simulated(world, folder):
+    assert main(["run", *SHORT, *world, "--json", str(folder / "simulated.json")]) == 0
+    return json.loads((folder / "simulated.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["torchrun_one_node.sh", "mpirun.sh", "torchrun_nodes.sh"])
-def test_script_runs_what_the_simulation_runs(script, simulated, tmp_path):
+def test_script_runs_what_the_simulation_runs(script, tmp_path):
     path = tmp_path / "report.json"
-    argv = [*RUN, "--json", path]
     if script == "torchrun_nodes.sh":  # two agents of two ranks each
-        meet = f"127.0.0.1:{free_port()}"
-        jobs = [start(script, 2, 2, meet, *argv) for _ in range(2)]
+        world, meet = WORLD, f"127.0.0.1:{free_port()}"
+        jobs = [start(script, 2, 2, meet, *SHORT, *world, "--json", path) for _ in range(2)]
     else:
-        jobs = [start(script, 4, *argv)]
+        world = PAIR
+        jobs = [start(script, 2, *SHORT, *world, "--json", path)]
     told = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0] * len(jobs), told
     assert sum("all: no mismatch" in out for out, _ in told) == 1
     report = json.loads(path.read_text())
     assert report["comm"] == {"mpirun.sh": "mpi"}.get(script, "torch")
-    assert digests(report) == digests(simulated)
-    assert report["findings"]["rows"] == simulated["findings"]["rows"]
+    alone = simulated(world, tmp_path)
+    assert digests(report) == digests(alone)
+    assert report["findings"]["rows"] == alone["findings"]["rows"]
 
 
 @pytest.mark.slow
-def test_slurm_script_starts_what_srun_would(simulated, tmp_path):
-    """srun and scontrol are played by two small scripts: four tasks on one node."""
+def test_slurm_script_starts_what_srun_would(tmp_path):
+    """srun and scontrol are played by two small scripts: two tasks on one node."""
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\necho other\n")
     (tmp_path / "srun").write_text(
         """#!/usr/bin/env bash
 [[ $1 == --kill-on-bad-exit=1 ]] || exit 9
 shift
-for rank in 0 1 2 3; do
-    SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=$rank "$@" & tasks+=($!)
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$rank "$@" & tasks+=($!)
 done
 for task in "${tasks[@]}"; do wait "$task" || exit; done
 """
@@ -86,13 +89,12 @@ for task in "${tasks[@]}"; do wait "$task" || exit; done
     port = next(port for port in range(20000, 40000, 7) if is_free(port))
     path = f"{tmp_path}:{os.environ['PATH']}"
     report = tmp_path / "report.json"
-    job = start(
-        "slurm.sbatch", *RUN, "--json", report, PATH=path, SLURM_JOB_ID=str(port - 20000), SLURM_JOB_NODELIST="n[0-1]"
-    )
+    slurm = {"SLURM_JOB_ID": str(port - 20000), "SLURM_JOB_NODELIST": "n[0-1]"}
+    job = start("slurm.sbatch", *SHORT, *PAIR, "--json", report, PATH=path, **slurm)
     out, err = job.communicate(timeout=200)
     assert job.returncode == 0, err
     assert "all: no mismatch" in out
-    assert digests(json.loads(report.read_text())) == digests(simulated)
+    assert digests(json.loads(report.read_text())) == digests(simulated(PAIR, tmp_path))
 
 
 def is_free(port):
