@@ -1,4 +1,7 @@
-"""A torch program that knows nothing of cpkit: two ranks a scene, forked; python program.py FOLDER skip killed"""
+"""A torch program that knows nothing of cpkit: two ranks a scene, forked; python program.py FOLDER skip killed
+
+It imports codecache once for all: else the flight recorder does, in every rank that dumps, for three seconds.
+"""
 
 import datetime
 import os
@@ -7,6 +10,7 @@ import sys
 
 import torch
 import torch._C._distributed_c10d as c10d
+import torch._inductor.codecache
 import torch.distributed as dist
 from torch.distributed import all_reduce
 
