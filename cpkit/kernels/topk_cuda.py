@@ -38,9 +38,9 @@ BLOCKS_PER_SM = 2
 
 CLUSTER_ROWS = 33
 """Most rows that get a cluster each where it holds them: 8 blocks a row, 2 a multiprocessor of 132. On an H200 16 rows
-of 131,072 keys take 17.2 us by clusters and 25.5 by topk_rows, 64 rows 36.5 and 31.5."""
-LONG_CLUSTER_ROWS = 8
-"""The same where a cluster reads rows twice: 8 rows of 1,048,576 keys take 37.3 us and 43.6, 16 rows 84.4 and 57.5."""
+of 131,072 keys take 12.7 us by clusters and 19.5 by topk_rows, 34 rows 21.5 and 22.6, 64 rows 32.4 and 25.0."""
+LONG_CLUSTER_ROWS = 12
+"""The same where a cluster reads rows twice: 12 rows of 1,048,576 keys take 40.9 us and 45.4, 16 rows 76.7 and 50.0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,8 @@ def check_logits(most: int, small: bool) -> int:
             scale = torch.ones(N, device=DEVICE)
             found = torch.where(inside(*bounds, N), prefill.mqa_logits(q, k, scale, weights, *bounds), 0.0)
             want = torch.where(inside(*bounds, N), products(q, k, scale, weights), 0.0)
-            assert (found - want).abs().max() <= 1e-3 * want.abs().max(), ("random logits", M, N, H)
+            terms = products(q, k, scale, weights.abs())  # without the signs that let a sum come out small
+            assert (found - want).abs().max() <= 1e-3 * terms.max(), ("random logits", M, N, H)
             few = slice(M // 3, M // 3 + 7)
             part = [each[few].contiguous() for each in bounds]
             alone = prefill.mqa_logits(q[few].contiguous(), k, scale, weights[few].contiguous(), *part)
@@ -211,7 +212,7 @@ def topk_shapes(small: bool) -> Iterator[tuple[int, int]]:
         return
     yield from [(4096, 700), (2048, 8191), (1024, 8192), (1024, 8193), (1024, 16_384), (1024, 16_385), (1024, 20_011)]
     yield from [(33, 16_385), (34, 16_385), (33, 131_072), (34, 131_072), (64, 131_072), (300, 131_073)]
-    yield from [(1, 30_000), (16, 131_072), (8, 131_073), (9, 131_073), (8, 1 << 20), (3, (1 << 20) + 7)] * 3
+    yield from [(1, 30_000), (16, 131_072), (12, 131_073), (13, 131_073), (12, 1 << 20), (3, (1 << 20) + 7)] * 3
 
 
 def check_topk(most: int, small: bool) -> int:
