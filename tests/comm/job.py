@@ -1,4 +1,4 @@
-"""What a launched rank runs: python -m tests.comm.job FOLDER SCENE. Results of rank r go to FOLDER/r.pt."""
+"""What a launched rank runs: python -m tests.comm.job FOLDER SCENE... Results of rank r go to FOLDER/r.pt."""
 
 import os
 import signal
@@ -65,11 +65,12 @@ def fail(folder, scene, comm):
 
 
 def main():
-    folder, scene = Path(sys.argv[1]), sys.argv[2]
-    if scene == "everything":
-        everything(folder)
-    else:
-        run_program(partial(fail, folder, scene), WORLD, timeout_s=2 if scene == "elsewhere" else 60)
+    folder = Path(sys.argv[1])
+    for scene in sys.argv[2:]:
+        if scene == "everything":
+            everything(folder)
+        else:
+            run_program(partial(fail, folder, scene), WORLD, timeout_s=4 if scene == "elsewhere" else 60)
 
 
 if __name__ == "__main__":
