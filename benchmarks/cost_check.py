@@ -2,35 +2,39 @@
 
     PYTHONPATH=. timeout 200 python benchmarks/cost_check.py measure    on a Hopper GPU, at most 3 minutes
     PYTHONPATH=. python benchmarks/cost_check.py show                   anywhere: every table, and what is in bounds
+    PYTHONPATH=. python benchmarks/cost_check.py ship                   anywhere: the grid to cpkit/data/measured
     python -m tests.sizing.pages                                        anywhere: the tables into docs/cost-model.md
 
 `measure` (cost_measure.py) writes results/cost_check.json after every shape and begins none after --limit-s seconds;
-then it shows what it found. A coarse grid becomes the tables of cpkit's kernels and predicts the planned steps;
-everything else is predicted from the shipped tables. Collectives on two GPUs are timed by cost_links.py, the rank
-program's own index stage on one and on two by indexer_step.py: both are compared where they have been run.
+then it shows what it found. A coarse grid becomes the tables of cpkit's kernels and predicts the planned steps; `ship`
+hands it to the cost model, which reads it for `--engine cpkit`. Everything else is predicted from the shipped tables.
+Collectives on two GPUs are timed by cost_links.py, the rank program's own index stage on one and on two by
+indexer_step.py: both are compared where they have been run.
 """
 
 import argparse
+import csv
+import gzip
+import io
 import json
 import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import cost_links
-from benchmarks.cost_measure import HEADS, MODEL, measure, steps
+from benchmarks.cost_measure import MODEL, measure, steps
 from cpkit.batch import Batch
 from cpkit.budget import default_budget
 from cpkit.model import load_model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
 from cpkit.sizing.cost.assumptions import Assumptions
-from cpkit.sizing.cost.kernels import Kernels
+from cpkit.sizing.cost.kernels import KERNELS, Kernels
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.cost.stages import RankStages
-from cpkit.sizing.cost.tables import Curve, KernelTable, decode_blocks
+from cpkit.sizing.cost.tables import SYSTEMS, decode_blocks, tables_with_heads
 from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.figures import add_up
 from cpkit.sizing.weights import load_weights
@@ -38,22 +42,30 @@ from cpkit.topology import Topology
 
 RESULTS = Path(__file__).parent / "results"
 RESULT, PEERS, PROGRAM = (RESULTS / f"{name}.json" for name in ("cost_check", "indexer", "indexer_step"))
+SHIPPED = Path(__file__).parents[1] / "cpkit/data/measured/cpkit.csv.gz"
 NO_RUN = "No run is recorded yet."
 BOUND = 0.10
 """Of a step's error."""
 
 
-def own_tables(grid: list[dict[str, Any]]) -> dict[str, tuple[KernelTable, int]]:
-    """The grid as tables of cpkit's kernels."""
-    points: dict[str, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for point in grid:
-        points[point["kernel"]][point["rows"]].append((point["keys"], 1e-3 * point["ms"]))
-    tables = {}
-    for kernel, by_rows in points.items():
-        rows = tuple(sorted(by_rows))
-        curves = tuple(Curve(*zip(*sorted(by_rows[number]), strict=True)) for number in rows)
-        tables[kernel] = KernelTable(rows, curves), 1 if kernel.startswith("topk") else HEADS
-    return tables
+def grid_points(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The grid with the chip's name in tables and the heads of each kernel."""
+    heads = {kernel: 1 if kernel.startswith("topk") else result.get("heads") for kernel in KERNELS}
+    return [{"system": SYSTEMS["h200"], "heads": heads[point["kernel"]], **point} for point in result.get("grid", [])]
+
+
+def own_kernels() -> Kernels:
+    """cpkit's kernels by the grid of the result."""
+    return Kernels(chip("h200"), Assumptions(), tables_with_heads(grid_points(read(RESULT))))
+
+
+def ship() -> None:
+    """Write the grid to where the cost model reads the times of cpkit's kernels."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ("system", "kernel", "heads", "rows", "keys", "ms"), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(grid_points(read(RESULT)))
+    SHIPPED.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,7 +78,7 @@ def errors_of_steps(result: dict[str, Any]) -> Iterator[tuple[str, dict[str, flo
     measured = {step["name"]: step["ms"] for step in result["steps"]}
     model = load_model(MODEL)
     weights = load_weights(MODEL, model)
-    own = Kernels(chip("h200"), Assumptions(), own_tables(result["grid"]))
+    own = Kernels(chip("h200"), Assumptions(), tables_with_heads(grid_points(result)))
     vendor = Kernels(chip("h200"), Assumptions())
     for step in steps():
         if step.name not in measured:
@@ -137,7 +149,7 @@ def program_stages(topology: Topology, context: int) -> dict[str, float]:
     model = load_model(MODEL)
     settings = StepSettings(topology, model, default_budget(model, workspace_tokens=2 * context + 4096))
     plan = settings.plan(Batch.from_lens([context], [8192], [context]), 0)
-    kernels = Kernels(chip("h200"), Assumptions(), own_tables(read(RESULT).get("grid", [])))
+    kernels = own_kernels()
     weights = load_weights(MODEL, model)
     parts = RankStages(kernels, weights, plan, rank_work(plan, plan.ranks[0])).index_parts(model.layers[0])
     collectives = CostModel(model, weights, topology, chip("h200")).step_cost(plan).layers[0].collectives
@@ -274,13 +286,16 @@ def show(names: tuple[str, ...]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("measure", "show"))
+    parser.add_argument("mode", choices=("measure", "show", "ship"))
     parser.add_argument(
         "--limit-s", type=float, default=150, help="of measuring: no shape is begun after it (default: 150)"
     )
     args = parser.parse_args()
     if args.mode == "show":
         show(tuple(TABLES))
+        return 0
+    if args.mode == "ship":
+        ship()
         return 0
     import torch
 

@@ -21,6 +21,7 @@ from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.links import Links
 from cpkit.sizing.cost.stages import RankStages
 from cpkit.sizing.cost.step import STAGE_OF, STAGES, CollectiveCost, LayerCost, StageCost, StepCost
+from cpkit.sizing.cost.tables import cpkit_tables
 from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.deployment import draft_layer, replicates_index
 from cpkit.sizing.figures import Figure
@@ -33,7 +34,8 @@ from cpkit.topology import Topology
 class CostModel:
     """Costs of one model's steps on one kind of chip in one world. Raises ConfigError for pipeline stages.
 
-    weights: of the same model. engine: whose layers are timed, one of sizing.deployment.ENGINES; None: kernels alone.
+    weights: of the same model. engine: whose layers are timed, one of sizing.deployment.ENGINES; None: the vendor's
+    kernels alone.
     """
 
     model: Model
@@ -50,8 +52,9 @@ class CostModel:
 
     @cached_property
     def kernels(self) -> Kernels:
-        """Kernels of the chip."""
-        return Kernels(self.chip, self.assumptions)
+        """Kernels of the chip: cpkit's own where it is the engine and they were measured there."""
+        own = cpkit_tables(self.chip.name) if self.engine == "cpkit" else {}
+        return Kernels(self.chip, self.assumptions, own)
 
     @cached_property
     def engine_time(self) -> EngineTime | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cpkit.layers import Layer
+from cpkit.planner.collectives import CANDIDATE_BYTES
 from cpkit.sizing.cost.engines import EngineTime
 from cpkit.sizing.cost.kernels import Kernels
 from cpkit.sizing.cost.work import RankWork, RatioWork, attended_keys
@@ -12,6 +13,8 @@ from cpkit.sizing.weights import HEAD_BYTES, ModelWeights
 from cpkit.step import StepPlan
 from cpkit.topology import gathered_heads
 
+SECTOR_BYTES = 32
+"""Read where one value is wanted."""
 BF16_ROW_BYTES = 1152
 """A latent row of 576 values that a prefill kernel reads, made from the cache's fp8."""
 
@@ -112,8 +115,16 @@ class RankStages:
         if kernels:
             parts["logits"], parts["topk"] = map(add_up, zip(*kernels, strict=True))
         if (rows := self.merged_rows(layer)) and not self.replicates_index:
-            parts["exchange"] = self.kernels.topk_seconds(layer.index.topk, rows, topology.dcp * layer.index.topk)
+            parts["exchange"] = self._exchange(rows, layer.index.topk)
         return parts
+
+    def _exchange(self, rows: int, k: int) -> Figure:
+        """Candidates packed, and of those of every rank the best: what is read and written, and the selection."""
+        dcp = self.plan.topology.dcp
+        packed = rows * k * (SECTOR_BYTES + CANDIDATE_BYTES)  # a selected logit lies in a sector of its own
+        chosen = rows * k * (dcp * CANDIDATE_BYTES + CANDIDATE_BYTES)
+        best = self.kernels.topk_seconds(k, rows, dcp * k)
+        return add_up([best, self._roofline(self.kernels.copy(packed + chosen, launches=1))])
 
     def _select_decodes(self, layer: Layer) -> Iterator[tuple[Figure, Figure]]:
         """Logits and top-k of decode rows over the keys that this rank keeps."""

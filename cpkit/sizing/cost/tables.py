@@ -11,7 +11,7 @@ import csv
 import gzip
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -87,6 +87,23 @@ def kernel_tables(chip: str) -> dict[str, KernelTable]:
         if row["system"] == SYSTEMS.get(chip):
             points[row["kernel"]][float(row["rows"])].append((float(row["keys"]), 1e-3 * float(row["ms"])))
     return {kernel: _table(by_rows) for kernel, by_rows in points.items()}
+
+
+@cache
+def cpkit_tables(chip: str) -> dict[str, tuple[KernelTable, int]]:
+    """Tables of cpkit's own kernels on a chip, each with the heads it was measured with; empty where none was run."""
+    return tables_with_heads(row for row in _rows("cpkit.csv.gz") if row["system"] == SYSTEMS.get(chip))
+
+
+def tables_with_heads(points: Iterable[Mapping[str, str | float]]) -> dict[str, tuple[KernelTable, int]]:
+    """Tables and their heads by kernel, from points of kernel, heads, rows, keys and ms."""
+    found: defaultdict[tuple[str, int], defaultdict[float, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for point in points:
+        curve = found[str(point["kernel"]), int(point["heads"])][float(point["rows"])]
+        curve.append((float(point["keys"]), 1e-3 * float(point["ms"])))
+    return {kernel: (_table(by_rows), heads) for (kernel, heads), by_rows in found.items()}
 
 
 @cache

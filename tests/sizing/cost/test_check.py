@@ -1,5 +1,6 @@
 """The comparison with a GPU, without one: a timer of its own arithmetic, and every path behind a measurement."""
 
+import gzip
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from benchmarks import cost_check, cost_links
 from benchmarks.cost_check import errors_of_steps, steps_table
 from benchmarks.cost_measure import decode_grid, measure, prefill_grid, steps
+from cpkit.sizing.cost.tables import cpkit_tables
 from tests.sizing.pages import BLOCK, DOCS
 
 PEAK, BANDWIDTH, LAUNCH_S = 1.4e15, 4.2e12, 3e-6
@@ -211,3 +213,15 @@ def test_collectives_are_run_timed_and_kept(tmp_path):
 def test_every_table_has_its_place_on_the_page():
     text = (DOCS / "cost-model.md").read_text(encoding="utf-8")
     assert {name for _, name, _, _ in BLOCK.findall(text)} == cost_check.TABLES.keys()
+
+
+def test_the_model_reads_the_grid_of_the_committed_run(tmp_path, monkeypatch):
+    """What `cost_check.py ship` would write is what is shipped."""
+    shipped = cost_check.SHIPPED.read_bytes()
+    monkeypatch.setattr(cost_check, "SHIPPED", tmp_path / "cpkit.csv.gz")
+    cost_check.ship()
+    assert gzip.decompress(cost_check.SHIPPED.read_bytes()) == gzip.decompress(shipped)
+    for point in cost_check.grid_points(cost_check.read(cost_check.RESULT)):
+        table, heads = cpkit_tables("h200")[point["kernel"]]
+        assert heads == point["heads"]
+        assert table.read(point["rows"], point["keys"]).seconds == pytest.approx(1e-3 * point["ms"])

@@ -140,7 +140,8 @@ def test_head_tail_is_even_and_contiguous_is_not():
 
 
 def test_dcp_splits_the_indexer_of_decodes_and_pays_in_collectives():
-    one, eight = cost_of(DECODES, 0, tp=8), cost_of(DECODES, 0, tp=8, dcp=8)
+    long = Batch.from_lens([131072] * 32, [1] * 32)
+    one, eight = cost_of(long, 0, tp=8), cost_of(long, 0, tp=8, dcp=8)
     assert max(eight.stage_s()["index"]) < 0.5 * max(one.stage_s()["index"])
     assert {"query_heads", "candidates", "lse", "outputs"} <= eight.collective_s().keys() - one.collective_s().keys()
 
@@ -148,7 +149,9 @@ def test_dcp_splits_the_indexer_of_decodes_and_pays_in_collectives():
 def test_b95_index_work_that_tp_repeats_is_seen_and_split_by_pcp_or_dcp():
     alone, repeated = (max(cost_of(PREFILL, 0, tp=tp).stage_s()["index"]) for tp in (1, 8))
     assert repeated == pytest.approx(alone), "tp leaves every rank the whole indexer"
-    assert max(cost_of(PREFILL, 0, tp=8, dcp=8).stage_s()["index"]) < 0.5 * repeated
+    long = Batch.from_lens([131072], [4096], [131072])
+    whole, split = (max(cost_of(long, 0, tp=8, dcp=dcp).stage_s()["index"]) for dcp in (1, 8))
+    assert split < 0.5 * whole, "short contexts pay more for the candidates than the split saves"
     before, after = cost_of(PREFILL, 0, tp=8), cost_of(PREFILL, 0, tp=4, pcp=2)
     assert max(after.stage_s()["index"]) == pytest.approx(0.5 * max(before.stage_s()["index"]), rel=0.1)
     assert after.seconds() < before.seconds()
@@ -207,6 +210,20 @@ def test_tables_that_are_given_take_the_place_of_the_shipped_ones():
     kernels = Kernels(chip("h200"), Assumptions(), own)
     assert kernels.seconds("mqa_logits", 96, 5, 64).value == pytest.approx(7.5)
     assert kernels.seconds("mqa_logits", 96, 5, 64).kind == "measured"
+
+
+def test_cpkit_as_the_engine_is_timed_by_its_own_kernels_where_they_ran():
+    """Elsewhere, and for a kernel of which nothing was measured, by the vendor's."""
+
+    def source(engine, name, kernel):
+        model = load_model("deepseek-v3.2")
+        made = CostModel(model, load_weights("deepseek-v3.2", model), Topology(), chip(name), engine=engine)
+        return made.kernels.seconds(kernel, 1024, 65536, 64).source
+
+    assert source("cpkit", "h200", "mqa_logits") == "mqa_logits of cpkit on h200"
+    assert "aiconfigurator" in source("vllm", "h200", "mqa_logits")
+    assert "aiconfigurator" in source("cpkit", "h200", "sparse_prefill")
+    assert "aiconfigurator" in source("cpkit", "b200", "mqa_logits")
 
 
 @pytest.mark.parametrize(
