@@ -1,6 +1,7 @@
 """Faults injected into a run: each is told with rank and field, on every kind of comm, and none hangs."""
 
 import json
+import time
 
 import pytest
 
@@ -54,15 +55,27 @@ def test_simulated_ranks_without_a_guard_end_in_an_error_of_their_own(kind, tmp_
     assert seconds < 2 * LIMIT_S + 10
 
 
+def check_killed(folder, status, printed):
+    """The job ended soon, and a rank told why, unless the launcher was faster to end it."""
+    assert status != 0
+    assert time.time() - float((folder / "killed.every.began").read_text()) < 60
+    ranks = told(folder, "killed.every")
+    for text, after in ranks.values():
+        assert text == "guard of step 1: rank 2 is gone: died, or ended before"
+        assert after < 2
+    assert ranks or "signal 9" in printed.lower()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("comm", LAUNCH)
 def test_launched_ranks_tell_it(comm, tmp_path):
-    """One job for all kinds that leave the ranks alive."""
+    """One job for all kinds that leave the ranks alive, and the last that kills one."""
     if comm == "MPI":
         pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
     alive = [kind for kind in KINDS if kind != "killed"]
     cases = [f"{kind}.every" for kind in alive] + [f"{kind}.off" for kind in UNGUARDED]
-    _, _, printed = launch(comm, tmp_path, cases)
+    status, printed = launch(comm, tmp_path, [*cases, "killed.every"])
+    check_killed(tmp_path, status, printed)
     for kind in alive:
         ranks = told(tmp_path, f"{kind}.every")
         assert sorted(ranks) == [0, 1, 2, 3], printed[-2000:]
@@ -75,20 +88,6 @@ def test_launched_ranks_tell_it(comm, tmp_path):
         assert sorted(ranks) == [0, 1, 2, 3]
         assert all(text for text, _ in ranks.values())
         assert any(f"over {group}" in text for text, _ in ranks.values() for group in ("tp", "pcp", "dcp"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("comm", LAUNCH)
-def test_killed_rank_is_told_at_once(comm, tmp_path):
-    if comm == "MPI":
-        pytest.importorskip("mpi4py", reason="mpi4py is an extra: pip install -c constraints.txt '.[mpi]'")
-    seconds, status, printed = launch(comm, tmp_path, ["killed.every"], size=2)
-    assert status != 0 and seconds < 60
-    ranks = told(tmp_path, "killed.every")  # unless the launcher was faster to end it
-    for text, after in ranks.values():
-        assert text == "guard of step 1: rank 1 is gone: died, or ended before"
-        assert after < 2
-    assert ranks or "signal 9" in printed.lower()
 
 
 def test_table_holds_every_kind_and_comm_and_is_what_was_measured():
