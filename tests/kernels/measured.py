@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from cpkit.kernels.registry import all_kernels
-from tests.sizing.pages import BLOCK, DOCS, markdown
+from tests.sizing.pages import markdown, rewrite
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PAGE = "kernels.md"
@@ -142,6 +142,4 @@ TABLES = {
 
 
 if __name__ == "__main__":
-    text = (DOCS / PAGE).read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[4]}", text)
-    (DOCS / PAGE).write_text(text, encoding="utf-8")
+    rewrite(PAGE, TABLES)

@@ -124,12 +124,13 @@ def blocks(page):
     return {name: text.strip() for _, name, text, _ in BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))}
 
 
-def rewrite(page):
+def rewrite(page, tables):
+    """Make the tables of a page anew; those of other names stay as they are."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    made = BLOCK.sub(lambda it: f"{it[1]}{TABLES[it[2]]() if it[2] in TABLES else it[3].strip()}\n{it[4]}", text)
+    made = BLOCK.sub(lambda it: f"{it[1]}{tables[it[2]]() if it[2] in tables else it[3].strip()}\n{it[4]}", text)
     (DOCS / page).write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":
     for each in PAGES:
-        rewrite(each)
+        rewrite(each, TABLES)
