@@ -169,7 +169,7 @@ topk_rows(const float* logits, const int* key_start, const int* key_end, int* ou
           int* arrived, int N, int row_stride, int out_stride, int K, int splits, int room) {
     extern __shared__ __align__(16) char memory[];
     int row = blockIdx.x / splits, split = blockIdx.x % splits;
-    int start = max(key_start[row], 0), num_keys = max(min(key_end[row], N) - start, 0);
+    int start = max(key_start[row], 0), num_keys = keys_between(start, key_end[row], N);
     const float* keys = logits + (long long)row * row_stride + start;
     out += (long long)row * out_stride;
     if (num_keys <= HeldRow::MAX_PART) {
@@ -210,7 +210,7 @@ topk_bounds(const float* logits, const int* sampled, const int* sample_start, co
     extern __shared__ __align__(16) char memory[];
     Block block(*(Shared*)memory);
     int row = blockIdx.x;
-    int num_keys = min(key_end[row], N) - max(key_start[row], 0);
+    int num_keys = keys_between(max(key_start[row], 0), key_end[row], N);
     int first = sample_start[row], num_samples = min(sample_end[row] - first, CAPACITY);
     u64 bound = EVERY_KEY;
     if (num_keys > room) {

@@ -85,7 +85,8 @@ def _topk_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     start = tl.maximum(tl.load(key_start + row), 0)
-    num_keys = tl.maximum(tl.minimum(tl.load(key_end + row), N) - start, 0)
+    end = tl.maximum(tl.minimum(tl.load(key_end + row), N), 0)  # any number: cut before the difference
+    num_keys = tl.maximum(end - start, 0)
     row_logits = logits + row * row_stride + start
     row_out = out + row * out_stride
     last, above = _kth_rank(row_logits, num_keys, K, BLOCK)

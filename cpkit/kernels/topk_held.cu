@@ -435,7 +435,7 @@ struct Row {
                                                int* out, int M, int N, int row_stride, int out_stride, int K) {        \
         extern __shared__ __align__(16) char memory[];                                                                 \
         int row = M - 1 - blockIdx.x / held::Team::BLOCKS;                                                             \
-        int start = max(key_start[row], 0), num_keys = max(min(key_end[row], N) - start, 0);                           \
+        int start = max(key_start[row], 0), num_keys = keys_between(start, key_end[row], N);                           \
         held::Row<THREADS, held::Team, IN_SHARED> selection(memory, K);                                                \
         selection.select(logits + (long long)row * row_stride + start, num_keys, out + (long long)row * out_stride);   \
     }

@@ -24,6 +24,9 @@ __device__ u32 rank_of(float x) {
 
 __device__ float score_of(u32 rank) { return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank); }
 
+// Keys of a range from `start`, not below 0, cut to the N of a row. The end is cut first: it may be any number.
+__device__ int keys_between(int start, int end, int N) { return max(max(min(end, N), 0) - start, 0); }
+
 // Sum of n over a warp's lanes up to this one.
 __device__ int sum_upto(int n, int lane) {
 #pragma unroll

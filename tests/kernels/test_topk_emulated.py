@@ -170,8 +170,8 @@ def test_a_long_row_with_its_positions_in_two_windows(cuda):
 def test_places_outside_a_range_are_never_chosen(cuda, kernel):
     row = np.random.default_rng(0).standard_normal(700)
     row[:50] = row[690:] = INF
-    starts, ends = [50, 0, -9, 50, 699, 650, 300], [690, 0, 5, 700, 700, 650, 200]
-    few = slice(None) if ALL_KERNELS[kernel].blocks == 1 else slice(1, 7, 2)
+    starts, ends = [50, 0, -9, 50, 699, 650, 300, 300], [690, 0, 5, 700, 700, 650, 200, -(2**31)]
+    few = slice(None) if ALL_KERNELS[kernel].blocks == 1 else slice(1, 8, 2)
     select(cuda, [row] * len(starts[few]), starts[few], ends[few], 512, kernel=kernel)
 
 
