@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-SOURCES = ("topk_order.cu", "topk_bins.cu", "topk_held.cu", "topk_registers.cu", "topk.cu")
+SOURCES = ("topk_order.cu", "topk_bins.cu", "topk_team.cu", "topk_held.cu", "topk_registers.cu", "topk.cu")
 CLUSTER_SOURCE = "topk_cluster.cu"
 """Behind SOURCES where the chip has clusters: compute capability 9 on."""
 OPTIONS = ["--std=c++17", "--device-as-default-execution-space"]

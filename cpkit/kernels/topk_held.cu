@@ -1,5 +1,5 @@
 // Top-k by counting scores in bins of equal width, a row in shared memory: one block selects for a row of up to 16,384
-// keys. Follows topk_bins.cu; topk_cluster.cu lets blocks share a row in the same way.
+// keys. Follows topk_bins.cu and topk_team.cu; topk_cluster.cu lets blocks share a row in the same way.
 //
 //     scores -> 1,024 bins -> bin of the K-th -> a bit for each key that reaches the bin -> positions, ascending
 //                                   |                        |
@@ -12,24 +12,13 @@ namespace held {
 
 constexpr int MAX_RIVALS = 128;  // keys in the K-th's bin that are compared in pairs
 
-// The blocks that share a row: here one. topk_cluster.cu has the other.
-struct Alone {
-    static constexpr int BLOCKS = 1;
-    __device__ static int rank() { return 0; }
-    template <class T>
-    __device__ static T* at_block(T* mine, int) {
-        return mine;
-    }
-    __device__ static void started() {}
-    __device__ static void wait_for_start() {}
-    __device__ static void meet() { __syncthreads(); }
-};
-
 // A team of blocks of THREADS selects for a row. A block's part of it is in shared memory if IN_SHARED; else it is read
 // again whenever it is needed.
 template <int THREADS, class Team, bool IN_SHARED>
-struct Row {
-    static constexpr int BLOCKS = Team::BLOCKS, WARPS = THREADS / 32, OWN_BINS = BINS / THREADS;
+struct Row : Threads<THREADS, Team> {
+    using All = Threads<THREADS, Team>;
+    using All::BLOCKS, All::WARPS, All::lane, All::warp, All::block, All::sum_before, All::sum_before_in_row;
+    static constexpr int OWN_BINS = BINS / THREADS;
     static constexpr int MAX_PART = IN_SHARED ? THREADS * 32 : 131072;
     static constexpr int LOADS = IN_SHARED ? 4 : 16, CHUNK = LOADS * 32;  // neighbouring keys that a warp takes at once
 
@@ -38,8 +27,7 @@ struct Row {
         u32 chosen[MAX_PART / 32];  // a bit for each position of the part
         u32 equal[MAX_PART / 32];
         u64 rivals[MAX_RIVALS], row_rivals[BLOCKS > 1 ? MAX_RIVALS : 1];
-        u32 part[2][2][32];
-        u32 of_block[2][3][16];
+        typename All::Partial partial;
         int num_rivals, num_row_rivals;
         struct {
             int bin, beyond, reached;
@@ -51,83 +39,12 @@ struct Row {
     Shared& shared;
     const float* source;         // the part's keys, in shared memory or where they came from
     int num_keys, first_key, K;  // of the part; its first position in the row
-    int lane, warp, block;
-    int turn = 0, block_turn = 0;  // partial results alternate between two places, so one barrier a reduction is enough
 
     __device__ Row(char* memory, int K)
-        : shared(*(Shared*)memory), K(K), lane(threadIdx.x % 32), warp(threadIdx.x / 32), block(Team::rank()) {
+        : All(((Shared*)memory)->partial), shared(*(Shared*)memory), K(K) {
         for (int i = threadIdx.x; i < BINS / 4; i += THREADS) ((int4*)shared.bins)[i] = make_int4(0, 0, 0, 0);
         if (threadIdx.x == 0) shared.num_rivals = shared.num_row_rivals = 0;
         Team::started();
-    }
-
-    // Values of each block of the row, in shared memory of every one of them.
-    __device__ u32 (*tell_all(u32 a, u32 b = 0, u32 c = 0))[16] {
-        u32(*of_block)[16] = shared.of_block[block_turn];
-        block_turn ^= 1;
-        if (threadIdx.x < BLOCKS) {
-            *Team::at_block(&of_block[0][block], threadIdx.x) = a;
-            *Team::at_block(&of_block[1][block], threadIdx.x) = b;
-            *Team::at_block(&of_block[2][block], threadIdx.x) = c;
-        }
-        Team::meet();
-        return of_block;
-    }
-
-    // Of a sum over the row's threads: what threads before this one in its block have, the block, blocks before it.
-    struct Sum {
-        int place, of_block, before, total;
-    };
-    __device__ Sum sum_before(int n) {
-        int upto = sum_upto(n, lane);
-        u32* part = shared.part[turn][0];
-        turn ^= 1;
-        if (lane == 31) part[warp] = upto;
-        __syncthreads();
-        int of_warp = lane < WARPS ? (int)part[lane] : 0;
-        int of_block = __reduce_add_sync(FULL, of_warp);
-        return {(int)__reduce_add_sync(FULL, lane < warp ? of_warp : 0) + upto - n, of_block, 0, of_block};
-    }
-    __device__ Sum sum_before_in_row(int n) {
-        Sum sum = sum_before(n);
-        if (BLOCKS == 1) return sum;
-        const u32* counts = tell_all(sum.of_block)[0];
-        int count = lane < BLOCKS ? (int)counts[lane] : 0;
-        sum.total = __reduce_add_sync(FULL, count);
-        sum.before = __reduce_add_sync(FULL, lane < block ? count : 0);
-        return sum;
-    }
-
-    // The most of the warps' ranks but for one warp's, whose most may be an outlier. Told to lanes below WARPS.
-    __device__ u32 most_but_one(u32 rank) const {
-        u32 most = __reduce_max_sync(FULL, rank);
-        int first = __ffs(__ballot_sync(FULL, rank == most)) - 1;
-        u32 rest = __reduce_max_sync(FULL, lane == first ? 0u : rank);
-        return rest > MINUS_INF ? rest : most;
-    }
-
-    // The least and the most rank of the row, and the least of the warps' most. TRIMMED: each block leaves one warp's
-    // out at either end. Ranks of warps without any are those of +inf and -inf, or beyond.
-    struct Extent {
-        u32 low, high, middle;
-    };
-    template <bool TRIMMED>
-    __device__ Extent extent(u32 low, u32 high) {
-        low = __reduce_min_sync(FULL, low);
-        high = __reduce_max_sync(FULL, high);
-        u32(*part)[32] = shared.part[turn];
-        turn ^= 1;
-        if (lane == 0) part[0][warp] = low, part[1][warp] = high;
-        __syncthreads();
-        u32 below = lane < WARPS ? ~part[0][lane] : 0u, above = lane < WARPS ? part[1][lane] : 0u;
-        low = ~(TRIMMED ? most_but_one(below) : __reduce_max_sync(FULL, below));
-        high = TRIMMED ? most_but_one(above) : __reduce_max_sync(FULL, above);
-        u32 middle = TRIMMED ? __reduce_min_sync(FULL, above > MINUS_INF ? above : FULL) : 0u;
-        if (BLOCKS == 1) return {low, high, middle};
-        u32(*of_block)[16] = tell_all(low, high, middle);
-        low = __reduce_min_sync(FULL, of_block[0][lane % BLOCKS]);
-        high = __reduce_max_sync(FULL, of_block[1][lane % BLOCKS]);
-        return {low, high, __reduce_min_sync(FULL, of_block[2][lane % BLOCKS])};
     }
 
     // The bin with the K-th key of the row, `beyond` keys lying above all bins; reached is 0 where fewer than K are
@@ -345,7 +262,7 @@ struct Row {
                     atomicAdd(&shared.bins[(rank - low) >> shift], 1);
                 }
             });
-            Extent counted = extent<false>(least, most);
+            Extent counted = All::template extent<false>(least, most);
             find(beyond);
             int reached = shared.found.reached;
             if (reached == 0) return mark(shared.chosen, [](float x) { return x == x; });  // fewer than K scores
@@ -381,7 +298,7 @@ struct Row {
         float least, most;
         load(row, row_keys, least, most);
         Team::wait_for_start();
-        Extent scores = extent<true>(rank_of(least), rank_of(most));
+        Extent scores = All::template extent<true>(rank_of(least), rank_of(most));
         if (row_keys <= K) return mark(shared.chosen, [](float x) { return x == x; });
         Bins bins(score_of(scores.low), score_of(scores.high));
         int beyond = 0;

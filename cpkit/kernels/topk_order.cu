@@ -2,6 +2,7 @@
 //
 //     topk_order.cu       what a key's rank is
 //     topk_bins.cu        bins of equal width
+//     topk_team.cu        sums over the threads that select for a row
 //     topk_held.cu        rows of up to 16,384 keys, in shared memory
 //     topk_registers.cu   the best of the keys that a block's threads hold in registers
 //     topk.cu             all other rows: samples, a bound, and survivors for the registers
@@ -35,4 +36,15 @@ __device__ int sum_upto(int n, int lane) {
         if (lane >= step) n += left;
     }
     return n;
+}
+
+// Sum of n over a block's threads before this one; total over all of them. part: a place for each of its warps.
+template <int WARPS>
+__device__ int sum_before(int n, int lane, int warp, u32* part, int& total) {
+    int upto = sum_upto(n, lane);
+    if (lane == 31) part[warp] = upto;
+    __syncthreads();
+    int of_warp = lane < WARPS ? (int)part[lane] : 0;
+    total = __reduce_add_sync(FULL, of_warp);
+    return __reduce_add_sync(FULL, lane < warp ? of_warp : 0) + upto - n;
 }

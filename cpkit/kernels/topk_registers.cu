@@ -46,14 +46,9 @@ struct Block {
 
     // Sum of n over the threads before this one; total over all.
     __device__ int sum_before(int n, int& total) {
-        int upto = sum_upto(n, lane);
         u32* part = shared.part[turn][0];
         turn ^= 1;
-        if (lane == 31) part[warp] = upto;
-        __syncthreads();
-        int of_warp = lane < WARPS ? (int)part[lane] : 0;
-        total = __reduce_add_sync(FULL, of_warp);
-        return __reduce_add_sync(FULL, lane < warp ? of_warp : 0) + upto - n;
+        return ::sum_before<WARPS>(n, lane, warp, part, total);
     }
 
     __device__ void extent(u32& low, u32& high, int& n) {
