@@ -23,8 +23,8 @@ MAX_BLOCKS = (1 << 31) - 1
 class PoolSize:
     """num_blocks: block ids, the null block included; source: where the number comes from, for the report.
 
-    note: what is assumed where the ranks cannot hold the model, else empty. memory: that of a rank, as the number has
-    it; None where the number was given.
+    note: what is assumed where the ranks cannot hold the model, else empty. memory: of the rank that was counted; None
+    where the number was given.
     """
 
     num_blocks: int
@@ -79,11 +79,10 @@ def _note(memory: "Memory", half: "Figure") -> str:
     """What does not fit, and what is assumed instead."""
     from cpkit.report.table import plural, size
 
-    settings, topology = memory.settings, memory.settings.topology
-    buffers = sum(buffer.bytes for buffer in memory.buffers)
+    settings = memory.settings
     return (
-        f"{plural(topology.replica_size * topology.pp * topology.dp, 'rank')} of {settings.chip.name} cannot hold "
-        f"{settings.model.name}: {size(settings.weights.value)} of weights and {size(buffers)} of buffers each, where "
+        f"{plural(settings.topology.world_size, 'rank')} of {settings.chip.name} cannot hold {settings.model.name}: "
+        f"{size(settings.weights.value)} of weights and {size(memory.buffer_bytes)} of buffers each, where "
         f"{size(memory.usable)} may be used; the pool assumes weights of half the chip, {size(half.value)}"
     )
 
@@ -93,10 +92,9 @@ def _source(memory: "Memory", how: str) -> str:
     from cpkit.report.table import size
 
     settings = memory.settings
-    buffers = sum(buffer.bytes for buffer in memory.buffers)
     draft = " with its draft keys" if settings.draft_layers else ""
     return (
         f"{settings.chip.name}, {size(settings.chip.hbm_bytes.value)} x {settings.utilization.value:g} less "
-        f"{size(settings.weights.value)} of weights and {size(buffers)} of buffers a rank, "
+        f"{size(settings.weights.value)} of weights and {size(memory.buffer_bytes)} of buffers a rank, "
         f"{size(memory.block_bytes)} a block{draft}; weights {how}: {settings.weights.source}"
     )

@@ -207,6 +207,7 @@ def read_clock(args: argparse.Namespace, settings: "StepSettings") -> "PlannedCl
 
 
 def _pool(args: argparse.Namespace, settings: "StepSettings") -> PoolSize:
+    """KV blocks as given, or what fits beside the weights; raises ConfigError."""
     from cpkit.sizing.memory.weights import estimate_weights
 
     if args.num_kv_blocks is not None:

@@ -99,7 +99,7 @@ def _word(value: Any) -> str:
 
 def _capacity(memory: Memory, length: int) -> list[str]:
     given = memory.settings
-    held = sum(buffer.bytes for buffer in memory.buffers)
+    held = memory.buffer_bytes
     taken = ", out of what is not usable" if given.buffers_beside else ""
     rows = [
         ["memory", size(given.chip.hbm_bytes.value), f"hardware file: {given.chip.hbm_bytes.source}"],

@@ -77,18 +77,27 @@ class Memory:
     """One rank's memory, in bytes, and what it has room for.
 
     rows: caches by kind of layer. buffers: workspace, logits, and what collectives fill, as if all held at once.
-    room: what weights and buffers (unless these lie beside) leave of chip * utilization, for caches.
     """
 
     settings: MemorySettings
     rows: tuple[CacheRow, ...]
     buffers: tuple[Buffer, ...]
-    room: float
 
     @property
     def usable(self) -> float:
         """Bytes of the chip that may be used."""
         return self.settings.chip.hbm_bytes.value * self.settings.utilization.value
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All buffers."""
+        return sum(buffer.bytes for buffer in self.buffers)
+
+    @property
+    def room(self) -> float:
+        """What weights and buffers (unless these lie beside) leave of the usable bytes, for caches."""
+        held = 0 if self.settings.buffers_beside else self.buffer_bytes
+        return self.usable - self.settings.weights.value - held
 
     @property
     def has_room(self) -> bool:
@@ -188,9 +197,7 @@ def lay_out(settings: MemorySettings) -> Memory:
     )
     if not 0 < settings.utilization.value <= 1:
         raise ConfigError(f"utilization {settings.utilization.value:g}: a share of the memory is above 0, at most 1")
-    held = 0 if settings.buffers_beside else sum(buffer.bytes for buffer in buffers)
-    usable = settings.chip.hbm_bytes.value * settings.utilization.value
-    memory = Memory(settings, rows, buffers, usable - settings.weights.value - held)
+    memory = Memory(settings, rows, buffers)
     if not memory.token_bytes:
         raise ConfigError(f"{settings.model.name} keeps no paged KV: memory does not limit its tokens")
     return memory
@@ -199,7 +206,7 @@ def lay_out(settings: MemorySettings) -> Memory:
 def check_room(memory: Memory) -> None:
     """Refuse memory without room for a block of keys, or for buffers that lie beside; raises ConfigError."""
     settings = memory.settings
-    beside = sum(buffer.bytes for buffer in memory.buffers) if settings.buffers_beside else 0
+    beside = memory.buffer_bytes if settings.buffers_beside else 0
     rest = settings.chip.hbm_bytes.value - memory.usable
     if beside > rest:
         raise ConfigError(
@@ -207,7 +214,7 @@ def check_room(memory: Memory) -> None:
             f"share {settings.utilization.value:g} of weights and KV leaves; lower it, or use a smaller workspace"
         )
     if not memory.has_room:
-        held = memory.usable - settings.weights.value - memory.room
+        held = memory.buffer_bytes - beside
         gib = [size / GIB for size in (memory.usable, settings.weights.value, held)]
         raise ConfigError(
             f"no room for KV on {settings.chip.name}: {gib[0]:.1f} GiB usable less {gib[1]:.1f} GiB of weights and "
