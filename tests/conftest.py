@@ -1,4 +1,4 @@
-"""Settings of every test process: hypothesis without a clock, one thread of torch, no GPU: Triton's interpreter."""
+"""Settings of every test process: hypothesis without a clock, torch on one thread, Triton interpreted without a GPU."""
 
 import os
 from pathlib import Path

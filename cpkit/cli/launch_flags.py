@@ -8,11 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What a flag sets. sets: field of a Deployment, or a limit; parse: size, share, text, json or verified, which
-    counts a decode's own token beside its drafts.
+    """What a flag sets.
 
-    switch: it takes no value and sets `value`. inside: fields by key of
-    a JSON object.
+    sets: field of a Deployment, or a limit. parse: size, share, text, json, or verified: drafts and a decode's own
+    token. switch: it takes no value and sets `value`. inside: fields by key of a JSON object.
     """
 
     sets: str

@@ -1,4 +1,4 @@
-"""A model whose weights are counted too: the flags that `sweep`, `draw` and `simulate` share, and what they mean."""
+"""A model whose weights are counted too: the flags that commands share, and what they mean."""
 
 import argparse
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add_weight_bits(parser)
 
 
-def add_weight_bits(parser: argparse._ActionsContainer, belongs_to: str = "") -> None:
-    """Add --weight-bits; belongs_to: the flag that it needs, like `--cost: `."""
+def add_weight_bits(parser: argparse._ActionsContainer) -> None:
+    """Add --weight-bits."""
     parser.add_argument(
         "--weight-bits",
         type=whole_number,
         metavar="N",
-        help=f"{belongs_to}bits of a weight: 16, 8 or 4 (default: the name's or the config's, or 8)",
+        help="bits of a weight: 16, 8 or 4 (default: the name's or the config's, or 8)",
     )
 
 

@@ -11,12 +11,12 @@ import pytest
 
 HEADER = Path(__file__).with_name("emulated_cuda.h")
 ENTRY = 'extern "C" void run_{0}(void** arguments, const int* sizes) {{ emulated::run({0}, arguments, sizes); }}\n'
-
-
 DYNAMIC_MEMORY = re.compile(r"extern __shared__ __align__\(16\) char (\w+)\[\];")
 
 
 class EmulatedCuda:
+    """The kernels of a source by name, compiled in a folder; the test is skipped where there is no g++."""
+
     def __init__(self, source, kernels, folder):
         compiler = shutil.which("g++")
         if compiler is None:

@@ -46,7 +46,7 @@ def _hopper_logits(H: int) -> list[KernelEntry]:
     kernel, types = hopper._mqa_logits_hopper_kernel, {**tiles, "out": "*fp32", "out_stride": "i64"}
     logits = KernelEntry(f"mqa_logits_hopper-H{H}", kernel, types, {"H": H}, options, targets)
     kernel, types = hopper._mqa_survivors_hopper_kernel, {**tiles, **lists}
-    # under triton 3.6 alone
+    # spills under triton 3.6 alone
     survivors = KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, types, {"H": H}, options, targets, spill_bytes=64)
     return [logits, survivors]
 

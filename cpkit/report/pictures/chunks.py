@@ -80,7 +80,7 @@ def _bars(ax: "Axes", values: Sequence[float], budget: float, title: str, unit: 
 
 def _runs_text(chunk: Chunk, num_chunks: int) -> str:
     """In how many runs of queries a chunk is scored; short where bars are narrow."""
-    return f"{chunk.num_runs} run{'s' if chunk.num_runs > 1 else ''}" if num_chunks <= 8 else f"{chunk.num_runs}x"
+    return plural(chunk.num_runs, "run") if num_chunks <= 8 else f"{chunk.num_runs}x"
 
 
 def _numbers(ax: "Axes", heights: Sequence[float], texts: Sequence[str]) -> None:
