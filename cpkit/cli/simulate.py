@@ -105,7 +105,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--engine",
         choices=tuple(ENGINES),
-        help="--cost: whose layers are timed (default: cpkit, the kernels alone)",
+        help="--cost: whose layers are timed, cpkit's with its own kernels (default: the vendor's kernels alone)",
     )
     add_overlap(replay, "--cost: ")
     replay.add_argument(
