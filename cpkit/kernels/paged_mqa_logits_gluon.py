@@ -179,14 +179,13 @@ def _score_partition(
                 stage = at % NUM_K
                 mbarrier.wait(k_ready.index(stage), at // NUM_K & 1)
                 run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
-                if SPLIT == 2:
-                    run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
                 if SPLIT == 1:
                     scales = _page_scales(s_bufs.index(stage), PART)
                     acc0 = warpgroup_mma_wait(0, deps=(run0,))
                     mbarrier.arrive(k_free.index(stage), count=1)
                     _store_logits(weighted_head_sums(acc0, w0, H, CHAINS_FIRST=False), scales, number, rows0)
                 else:
+                    run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
                     acc0 = warpgroup_mma_wait(1, deps=(run0,))
                     sums0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST=False)
                     _store_logits(sums0, _page_scales(s_bufs.index(stage), PART), number, rows0)
