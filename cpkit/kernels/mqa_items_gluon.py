@@ -38,10 +38,10 @@ def block_and_chunk(item, num_blocks):
 def choose_chunk(num_rows: int, num_keys: int, num_blocks: int, sms: int) -> int:
     """Keys of an item, whole tiles: long items start seldom, short ones spread evenly over the multiprocessors.
 
-    Keys that stay in cache are cut into the fewest parts, at most 4, that fill the last lap well: of an idle program's
-    lap counts the share of the keys that a row sees, as in a causal request. More keys, or fewer blocks than
-    multiprocessors: a power of two, so that a program gets about 6 items when all rows see all keys and 30 when rows
-    are as many as keys, as half of a causal square is empty.
+    Keys that stay in cache are cut into the fewest parts, at most 4, that leave programs idle for at most 8 % of the
+    laps; in a causal request an idle program misses only what a row sees of its keys, and that share is what counts.
+    More keys, or no more blocks than multiprocessors: a power of two, so that a program gets about 6 items when all
+    rows see all keys and 30 when rows are as many as keys, as half of a causal square is empty.
 
     8,192 rows x 8,192 keys, H=64, 132 multiprocessors -> 8,192;  2,560 x 16,384 -> 8,192;  4,096 x 131,072 -> 8,192
     """

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import cpp_extension
 
 SOURCES = ("topk_order.cu", "topk_bins.cu", "topk_team.cu", "topk_held.cu", "topk_registers.cu", "topk.cu")
 CLUSTER_SOURCE = "topk_cluster.cu"
@@ -45,7 +44,7 @@ LONG_CLUSTER_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Threads of a block; its shared memory without keys; blocks that are a cluster; keys of a row that they hold."""
+    """Threads of a block; bytes of its shared memory without keys; blocks of a cluster; keys of a row that they hold."""
 
     threads: int
     shared_bytes: int
@@ -60,13 +59,15 @@ class Kernel:
 
 SURVIVORS_BYTES = 8 * CAPACITY + 4 * 2048 + 4 * 2 * 3 * 16 + 16
 """sizeof(Shared) of topk_registers.cu. The other sizes are those of Row::Shared in topk_held.cu."""
+HELD_BYTES = 10160
+"""Of a block of 512 threads that holds a row alone, without its keys."""
 HELD_KEYS = 16384
 """Keys of a row that one block holds, in topk_rows too."""
 CLUSTER_KEYS, LONG_CLUSTER_KEYS = 131072, 1048576
 KERNELS = {
     "topk_rows_8k": Kernel(256, 8112, most_keys=8192),
-    "topk_rows_16k": Kernel(512, 10160, most_keys=HELD_KEYS),
-    "topk_rows": Kernel(512, 10160 + 4 * HELD_KEYS),
+    "topk_rows_16k": Kernel(512, HELD_BYTES, most_keys=HELD_KEYS),
+    "topk_rows": Kernel(512, HELD_BYTES + 4 * HELD_KEYS),
     "topk_bounds": Kernel(512, SURVIVORS_BYTES),
     "topk_survivors": Kernel(512, SURVIVORS_BYTES),
 }
@@ -153,6 +154,8 @@ def _compiled(device: int) -> dict[str, Any]:
 @contextmanager
 def _any_toolkit() -> Iterator[None]:
     """Torch refuses to compile where it finds no folder of a toolkit's headers, although none are included."""
+    from torch.utils import cpp_extension  # here: where a toolkit is and no GPU, importing it warns
+
     found = cpp_extension.CUDA_HOME
     cpp_extension.CUDA_HOME = found or str(Path(__file__).parent)
     try:

@@ -47,8 +47,9 @@ struct Row : Threads<THREADS, Team> {
         Team::started();
     }
 
-    // The bin with the K-th key of the row, `beyond` keys lying above all bins; reached is 0 where fewer than K are
-    // counted, and beyond how many. Called when all have counted.
+    // Find the bin with the K-th key of the row, `beyond` keys lying above all bins: found.beyond keys lie above it, and
+    // found.reached reach it. Where fewer than K are counted, reached is 0 and beyond says how many. Called when all
+    // have counted.
     __device__ void find(int beyond) {
         Team::meet();
         int count[OWN_BINS], sum = 0;  // the highest bin first
@@ -90,9 +91,10 @@ struct Row : Threads<THREADS, Team> {
         __syncthreads();
     }
 
-    // Take a part of a row: to shared memory, or 16 of a thread's keys looked at. Bounds for the bins: the most of all
-    // scores looked at, and the least, or, in a long row, the least of what is the most of a thread's: K keys reach
-    // that where there are K threads. Only finite scores count.
+    // Take a part of a row: to shared memory, or only looked at. A block alone looks at a quarter of its keys, a block of
+    // a cluster at those it holds, or at 16 a thread. Bounds for the bins: the most of all scores looked at, and the
+    // least, or, in a long row, the least of what is the most of a thread's: K keys reach that where there are K
+    // threads. Only finite scores count.
     __device__ void load(const float* row, int row_keys, float& least, float& most) {
         const float inf = __uint_as_float(INF_BITS);
         int size = BLOCKS > 1 ? ((row_keys + BLOCKS - 1) / BLOCKS + 127) & ~127 : row_keys;
