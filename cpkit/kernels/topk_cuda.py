@@ -44,7 +44,7 @@ LONG_CLUSTER_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Threads of a block; bytes of its shared memory without keys; blocks of a cluster; keys of a row that they hold."""
+    """Threads of a block; bytes of its shared memory beside keys; blocks of a cluster; keys of a row that they hold."""
 
     threads: int
     shared_bytes: int

@@ -47,7 +47,7 @@ struct Row : Threads<THREADS, Team> {
         Team::started();
     }
 
-    // Find the bin with the K-th key of the row, `beyond` keys lying above all bins: found.beyond keys lie above it, and
+    // Find the bin with the K-th key of the row, `beyond` keys lying above all bins: found.beyond keys lie above it,
     // found.reached reach it. Where fewer than K are counted, reached is 0 and beyond says how many. Called when all
     // have counted.
     __device__ void find(int beyond) {
@@ -91,8 +91,8 @@ struct Row : Threads<THREADS, Team> {
         __syncthreads();
     }
 
-    // Take a part of a row: to shared memory, or only looked at. A block alone looks at a quarter of its keys, a block of
-    // a cluster at those it holds, or at 16 a thread. Bounds for the bins: the most of all scores looked at, and the
+    // Take a part of a row: to shared memory, or only looked at. A block alone looks at a quarter of its keys, one of a
+    // cluster at those it holds, or at 16 a thread. Bounds for the bins: the most of all scores looked at, and the
     // least, or, in a long row, the least of what is the most of a thread's: K keys reach that where there are K
     // threads. Only finite scores count.
     __device__ void load(const float* row, int row_keys, float& least, float& most) {
