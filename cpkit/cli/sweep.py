@@ -54,7 +54,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     add_model_flags(parser)
     parser.add_argument("--chip", default="h200", help="chip (default: %(default)s)")
     parser.add_argument(
-        "--engine", choices=tuple(ENGINES), default="cpkit", help="whose rules count (default: %(default)s)"
+        "--engine", choices=tuple(ENGINES), default="cpkit", help="whose rules and times count (default: %(default)s)"
     )
     add_longest(parser)
     parser.add_argument("--max-num-seqs", type=whole_number, default=256, metavar="N", help="of a step (default: 256)")
