@@ -157,7 +157,8 @@ def check_blocks(batch: Batch, topology: Topology) -> None:
     if needed[req] > tables.shape[1]:
         raise PlanError(
             f"request {req}: seq_len {int(batch.seq_lens[req])} needs {int(needed[req])} blocks of "
-            f"{topology.virtual_block} tokens (block_size x dcp), and its block table has {tables.shape[1]} columns"
+            f"{topology.virtual_block} tokens (block_size x dcp), and its block table has {tables.shape[1]} columns: "
+            "give it more blocks, or plan with the block size and dcp that the tables were made for"
         )
     if not needed[req]:
         return
