@@ -7,6 +7,8 @@ A draft module is one layer that selects its own keys, with a product in front t
 and the model's output head; one module is applied N times. Prompts that end with the step draft from the next one on.
 """
 
+import math
+
 import numpy as np
 
 from cpkit.batch import Batch
@@ -19,7 +21,9 @@ def kept_tokens(num_drafts: int, acceptance_rate: float) -> float:
 
     2 drafts, each kept with a chance of 0.7 after those before it: 1 + 0.7 + 0.49 = 2.19
     """
-    return sum(acceptance_rate**place for place in range(1 + num_drafts))
+    if acceptance_rate in (0, 1):
+        return 1 + num_drafts * acceptance_rate
+    return math.expm1((1 + num_drafts) * math.log(acceptance_rate)) / (acceptance_rate - 1)  # the series, summed up
 
 
 def later_drafts(plan: StepPlan) -> StepPlan | None:

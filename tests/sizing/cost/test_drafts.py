@@ -1,5 +1,7 @@
 """Draft tokens in the cost of a step: passes of a draft module, heads of every token, keys read once for two tokens."""
 
+from fractions import Fraction
+
 import pytest
 
 from cpkit.batch import Batch
@@ -7,6 +9,7 @@ from cpkit.budget import default_budget
 from cpkit.model import load_model
 from cpkit.settings import StepSettings
 from cpkit.sizing.chips import chip
+from cpkit.sizing.cost.drafts import kept_tokens
 from cpkit.sizing.cost.model import CostModel
 from cpkit.sizing.cost.work import rank_work
 from cpkit.sizing.weights import load_weights
@@ -80,3 +83,16 @@ def test_heads_score_every_token_that_is_verified():
     with_drafts, without = (step(drafts, num_reqs=256, context=300)[1].once for drafts in (3, 0))
     restore = [{stage.name: stage.seconds[0] for stage in once.stages}["restore"] for once in (with_drafts, without)]
     assert restore[0] > 1.5 * restore[1]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-300, 0.7, 1 - 1e-15, 1.0])
+@pytest.mark.parametrize("drafts", [0, 1, 2, 50])
+def test_kept_tokens_are_a_token_and_the_drafts_before_the_first_rejected_one(drafts, rate):
+    exact = sum(Fraction(rate) ** place for place in range(1 + drafts))
+    assert kept_tokens(drafts, rate) == pytest.approx(float(exact), rel=1e-13)
+
+
+def test_kept_tokens_of_the_most_drafts_that_a_budget_takes():
+    """At once, not draft by draft."""
+    assert kept_tokens(1 << 50, 0.75) == pytest.approx(4)
+    assert kept_tokens(1 << 50, 1.0) == 1 + (1 << 50)
