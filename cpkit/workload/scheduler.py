@@ -326,7 +326,8 @@ class Scheduler:
         """Keep each decode's own token and the drafts before the first rejected one, up to its last output."""
         running = self._running
         rows, kept = decodes.seats, np.minimum(decodes.query_lens, running.output_left[decodes.seats])
-        if (num_drafts := self._budget.num_speculative_tokens) and len(rows):
+        num_drafts = min(self._budget.num_speculative_tokens, self._budget.max_num_batched_tokens - 1)
+        if num_drafts and len(rows):
             accepted = self._rng.random((len(rows), num_drafts)) < self._acceptance_rate
             kept = np.minimum(kept, 1 + np.cumprod(accepted, axis=1).sum(axis=1))
         running.num_computed[rows] += kept

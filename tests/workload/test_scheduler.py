@@ -273,6 +273,12 @@ def test_share_of_kept_drafts_follows_the_rate():
     assert abs(kept_drafts / num_decodes - 0.3) < 0.04  # more than three standard deviations of 1,500 draws
 
 
+def test_no_more_drafts_are_drawn_than_a_step_has_room_for():
+    """However many a decode may verify: 2^50 draws would take all memory."""
+    fast = schedule(prompts(5, output=10), budget=make_budget(tokens=4, drafts=1 << 50), rate=1.0, model_len=40)
+    assert [step.batch.query_lens.tolist() for step in fast] == [[4], [1], [4], [4], [4]]
+
+
 def test_drafts_stay_within_the_model_length():
     fast = schedule(prompts(5, output=5), budget=make_budget(drafts=3), rate=0.0, model_len=10)
     assert [int(s.batch.seq_lens[0]) for s in fast] == [5, 9, 10, 10, 10]
