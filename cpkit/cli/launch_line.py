@@ -178,10 +178,17 @@ def _json_object(text: str) -> dict[str, Any]:
     return data
 
 
+def _drafts_of_verified(text: str) -> int:
+    number = whole_number(text)
+    if number < 1:
+        raise ValueError("the token itself is one of them, so at least 1")
+    return number - 1
+
+
 PARSERS: dict[str, Callable[[str], Any]] = {
     "size": whole_number,
     "share": positive_number,
     "text": str,
     "json": _json_object,
-    "verified": lambda text: whole_number(text) - 1,
+    "verified": _drafts_of_verified,
 }

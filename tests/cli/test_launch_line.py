@@ -173,6 +173,7 @@ def test_shortened_flags_are_read_in_full_where_one_alone_is_meant(text, setting
         pytest.param("vllm serve m -sc [1]", r"-sc \[1\]: not a JSON object", id="no-object"),
         pytest.param("vllm serve m -sc {", "-sc {: Expecting property name", id="no-json"),
         pytest.param("vllm serve m --gpu-memory-utilization 0", "0: '0' is not a number above 0", id="no-share"),
+        pytest.param("sglang serve --model m --speculative-num-draft-tokens 0", "0: the token itself", id="no-token"),
     ],
 )
 def test_what_is_no_line_is_refused(text, reason):
