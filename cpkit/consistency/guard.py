@@ -40,11 +40,16 @@ class StepGuard:
     """Compares the plans of all ranks before their steps.
 
     comm: of any kind; every rank makes its guard at the same place. mode: every step, sample:K (steps whose number K
-    divides) or off. limit_s: how long a rank waits for the others, in seconds. Raises ConfigError for another mode.
+    divides) or off. limit_s: how long a rank waits for the others, in seconds. holds_collectives: whether the step's
+    collectives go through this comm, and so can be held to the plan's list; an engine that sends by itself says False.
+    Raises ConfigError for another mode.
     """
 
-    def __init__(self, comm: Comm, mode: str = "every", *, limit_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, comm: Comm, mode: str = "every", *, limit_s: float = TIMEOUT_S, holds_collectives: bool = True
+    ) -> None:
         self.every = steps_between(mode)
+        self.holds_collectives = holds_collectives
         self.limit_s = limit_s
         self._comm = comm
         self._begun: tuple[int, StepPlan] | None = None
@@ -78,6 +83,8 @@ class StepGuard:
             return
         step, plan = begun
         self._meet(f"guard of step {step}", plan)
+        if not self.holds_collectives:
+            return
         planned = [one for listed in (*plan.collectives.layers, plan.collectives.step) for one in listed]
         self._comm.ledger.expect(planned, f"rank {self._comm.rank}, step {step}")
 

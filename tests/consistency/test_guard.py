@@ -178,6 +178,17 @@ def test_step_left_in_the_middle_is_told_by_the_rank_itself():
     assert ", step 0: collective 0: the plan has all_gather of " in text and text.endswith("nothing more was issued")
 
 
+def test_engine_that_sends_by_itself_is_held_to_plans_alone():
+    def program(comm):
+        guard = StepGuard(comm, limit_s=5, holds_collectives=False)
+        for step in range(3):  # nothing that a plan lists goes through the comm
+            odd = step == 2 and comm.rank == 1
+            guard.check(step, SETTINGS.plan(CASE.steps.batches[1] if odd else BATCH, comm.rank))
+
+    with pytest.raises(DesyncError, match="ranks planned step 2 differently"):
+        run_ranks(SETTINGS.topology, program, timeout_s=20)
+
+
 @pytest.mark.parametrize(("mode", "every"), [("every", 1), ("sample:1", 1), ("sample:10", 10), ("off", 0)])
 def test_modes(mode, every):
     assert steps_between(mode) == every
