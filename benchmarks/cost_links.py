@@ -8,6 +8,7 @@ Each is captured COPIES times in a CUDA graph; the time is the median replay div
 after every size, and none is begun after LIMIT_S; `cost_check.py show` compares.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -160,6 +161,7 @@ def main() -> int:
 
     from benchmarks.timing import write_result
 
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if os.environ.get("WORLD_SIZE") != "2" or torch.cuda.device_count() < 2:
         print("two GPUs, started by torchrun --nproc-per-node 2", file=sys.stderr)
         return 2
