@@ -57,7 +57,7 @@ class Kernel:
         return self.shared_bytes + -(-part // 128) * 128 * 4
 
 
-SURVIVORS_BYTES = 8 * CAPACITY + 4 * 2048 + 4 * 2 * 3 * 16 + 16
+SURVIVORS_BYTES = 8 * CAPACITY + 4 * 2048 + 4 * 2 * 3 * 16 + 32
 """sizeof(Shared) of topk_registers.cu. The other sizes are those of Row::Shared in topk_held.cu."""
 HELD_BYTES = 10160
 """Of a block of 512 threads that holds a row alone, without its keys."""

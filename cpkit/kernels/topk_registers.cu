@@ -21,7 +21,7 @@ struct Shared {
     int bins[BINS];  // all 0 whenever nobody counts
     u32 part[2][3][WARPS];
     int count;
-    struct {
+    struct alignas(16) {  // read as 16 bytes at once, when others may write count
         int bin, beyond, reached;
     } found;
 };
