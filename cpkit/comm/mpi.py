@@ -17,6 +17,8 @@ from cpkit.topology import GROUPS, Topology
 
 _MOST_BYTES = 2**31 - 1
 """MPI 3 counts in int32."""
+_TOLD_S = 1.0
+"""Between an error's line and the abort: mpirun passes on what ranks write a little later than what it says itself."""
 
 
 class MpiComm(HostComm):
@@ -47,6 +49,7 @@ class MpiComm(HostComm):
         """End every rank of the job: one that has an error cannot let the others wait."""
         super()._abandon(error)
         print_error(f"rank {self.rank}: {type(error).__name__}: {error}")
+        time.sleep(_TOLD_S)
         MPI.COMM_WORLD.Abort(1)
 
     def _gather_bytes(self, sent: torch.Tensor, group: Group) -> torch.Tensor:
