@@ -218,6 +218,8 @@ def _prepare(args: argparse.Namespace, launch: "Launch") -> "tuple[StepSettings,
         gather=args.gather,
     )
     steps = _read_steps(args, settings, rank_room(args.device, settings.topology.world_size if kind == "sim" else 1))
+    if settings.topology.pcp == 1 or any(batch.num_decodes for batch in steps.batches):
+        settings.model.check_merge(settings.topology)
     if inject is not None:
         check_injection(inject, steps, settings)
     return settings, steps, _read_activations(args), options

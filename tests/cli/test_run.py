@@ -152,6 +152,11 @@ def test_backend_that_ran_is_told(capsys):
         pytest.param([*PROMPTS, "--max-model-len", "21"], "are 22, above --max-model-len 21", id="long-prompt"),
         pytest.param([*PROMPTS, "--layer", "c4a"], "deepseek-v3.2 has no c4a", id="layer"),
         pytest.param([*PROMPTS, "--heads", "3", "-tp", "2"], "tp=2 must divide them", id="heads"),
+        pytest.param(
+            [*PROMPTS, "--heads", "8", "-tp", "4", "-pcp", "4", "-dcp", "4"],
+            "error: deepseek-v3.2: 2 heads cannot be scattered over dcp=4",
+            id="merged-heads",
+        ),
         pytest.param([*PROMPTS, "--comm", "torch"], "comm torch needs ranks, and nobody started them", id="torch"),
         pytest.param([*PROMPTS, "--comm", "mpi"], "mpirun -n N python -m ...", id="mpi"),
         pytest.param([*PROMPTS, "-dp", "2"], "dp=2 pp=1: a run executes one layer of one replica", id="replicas"),
