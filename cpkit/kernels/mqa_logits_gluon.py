@@ -23,13 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
-from cpkit.kernels.mqa_items_gluon import block_and_chunk, choose_chunk, item_of_lap
+from cpkit.kernels.mqa_items_gluon import TILE, block_and_chunk, choose_chunk, item_of_lap
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.mqa_survivors_gluon import claim_places, list_passing
 
 D = gl.constexpr(128)
 COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
-BLOCK_N = gl.constexpr(64)  # keys of one wgmma
+BLOCK_N = gl.constexpr(TILE)  # keys of one wgmma
 GROUPS = gl.constexpr(4)  # column groups of a query block: two for each scorer
 NUM_Q = gl.constexpr(2)  # query blocks in shared memory: the next one loads while this one is scored
 NUM_K = gl.constexpr(6)  # key tiles in shared memory
@@ -145,8 +145,8 @@ def _score_keys(halves, span, tile, tensors, work, sink, buffers, H: gl.constexp
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
     owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
-    # The order of a turn's instructions is ptxas's, and these two steer it: the other way lists take 5 % longer with 64
-    # heads and 10 to 15 % with 32, written logits 1 to 4 %.
+    # The order of a turn's instructions is ptxas's, and these two steer it. In trials on an H200 lists took 5 % longer
+    # the other way with 64 heads and 10 to 15 % with 32, written logits 1 to 4 %.
     CHAINS_FIRST: gl.constexpr = LIST and H == 64
     SCALE_FIRST: gl.constexpr = not (LIST and H == 32)
     lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))

@@ -36,10 +36,11 @@ BLOCKS_PER_SM = 2
 """Blocks of topk_rows that a multiprocessor runs at once."""
 
 CLUSTER_ROWS = 33
-"""Most rows that get a cluster each where it holds them: 8 blocks a row, 2 a multiprocessor of 132. On an H200 16 rows
-of 131,072 keys take 12.7 us by clusters and 19.5 by topk_rows, 34 rows 21.5 and 22.6, 64 rows 32.4 and 25.0."""
+"""Most rows that get a cluster each where it holds them: 8 blocks a row, 2 a multiprocessor of 132. In a trial on an
+H200, 10 launches in a graph, 16 rows of 131,072 keys took 12.7 us by clusters and 19.5 by topk_rows, 34 rows 21.5 and
+22.6, 64 rows 32.4 and 25.0."""
 LONG_CLUSTER_ROWS = 12
-"""The same where a cluster reads rows twice: 12 rows of 1,048,576 keys take 40.9 us and 45.4, 16 rows 76.7 and 50.0."""
+"""The same where a cluster reads rows twice: 12 rows of 1,048,576 keys took 40.9 us and 45.4, 16 rows 76.7 and 50.0."""
 
 
 @dataclass(frozen=True, slots=True)
