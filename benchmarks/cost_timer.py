@@ -58,7 +58,7 @@ class DeviceTimer:
         def score() -> None:
             for a, b in bounds:
                 mqa_logits(
-                    q[a:b], k, scale, weights[a:b], key_start[a:b], key_end[a:b], out=logits[: b - a], backend=backend
+                    q[a:b], (k, scale), weights[a:b], key_start[a:b], key_end[a:b], out=logits[: b - a], backend=backend
                 )
 
         def select() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
+from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.indexer_topk import WORKSPACE_BYTES, indexer_topk, launch_listed
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
@@ -32,6 +33,8 @@ TOPK_SHAPES = [
 DECODE_SHAPES = [(64, 131072), (34, 131072), (33, 131072), (16, 131072), (16, 1 << 20), (8, 1 << 20)]
 LISTED_SHAPES = [(4096, 131072, 64), (4096, 131072, 32)]
 INF = float("inf")
+Data = tuple[torch.Tensor, IndexKeys, torch.Tensor]
+"""Queries, keys and weights."""
 
 
 def causal(M: int, N: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,15 +50,15 @@ def ceilings() -> dict[str, float]:
     return {"copy_gb_per_s": copy_gb_per_s(), "fp8_tflops": 2 * 8192**3 / ms / 1e9}
 
 
-def operands(M: int, N: int, H: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def operands(M: int, N: int, H: int) -> Data:
     q = torch.randn(M, H, 128, device="cuda").to(torch.float8_e4m3fn)
     k = torch.randn(N, 128, device="cuda").to(torch.float8_e4m3fn)
-    return q, k, torch.rand(N, device="cuda") + 0.5, torch.randn(M, H, device="cuda")
+    return q, (k, torch.rand(N, device="cuda") + 0.5), torch.randn(M, H, device="cuda")
 
 
-def peer_logits(peer: Any, data: tuple[torch.Tensor, ...], start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    q, k, scale, weights = data
-    return peer.fp8_fp4_mqa_logits((q, None), (k, scale), weights, start, end, len(k))
+def peer_logits(peer: Any, data: Data, start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    q, keys, weights = data
+    return peer.fp8_fp4_mqa_logits((q, None), keys, weights, start, end, len(keys[1]))
 
 
 def bench_logits(M: int, N: int, H: int, peer: Any, ceiling: dict[str, float]) -> dict[str, Any]:
@@ -65,8 +68,8 @@ def bench_logits(M: int, N: int, H: int, peer: Any, ceiling: dict[str, float]) -
         works["peer"] = lambda: peer_logits(peer, data, start, end)
     ms = time_together(works)
     some = torch.arange(0, M, M // 8, device="cuda")
-    q, k, scale, weights = data
-    want = mqa_logits_reference(q[some], k, scale, weights[some], start[some], end[some])
+    q, keys, weights = data
+    want = mqa_logits_reference(q[some], keys, weights[some], start[some], end[some])
     error = ((out[some] - want).nan_to_num().norm() / want.nan_to_num().norm()).item()
     flops = 2 * 128 * H * int((end - start).sum())
     row = {"work": "mqa_logits", "M": M, "N": N, "H": H, "ms": ms, "tflops": flops / ms["cpkit"] / 1e9}

@@ -172,7 +172,7 @@ class RankStep:
         """Both at once; on Hopper logits are never all in memory."""
         part = queries.part(runs[0].token_start, runs[-1].token_stop)
         start, end = torch.cat([run.key_start for run in runs]), torch.cat([run.key_end for run in runs])
-        found = indexer_topk(part.q, *keys, part.weights, start, end, self.selector.topk, backend=self.backend)
+        found = indexer_topk(part.q, keys, part.weights, start, end, self.selector.topk, backend=self.backend)
         mark("logits and top-k")
         return [found]
 
@@ -186,7 +186,7 @@ class RankStep:
             if out is None:
                 out = torch.empty(len(part.q), len(keys[1]), device=self.comm.device)
             rows = out[: len(part.q)]
-            mqa_logits(part.q, *keys, part.weights, run.key_start, run.key_end, out=rows, backend=self.backend)
+            mqa_logits(part.q, keys, part.weights, run.key_start, run.key_end, out=rows, backend=self.backend)
             mark("logits")
             yield run, rows
 

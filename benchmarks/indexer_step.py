@@ -142,7 +142,7 @@ def check_some_rows(step: RankStep, found: torch.Tensor) -> None:
     [(runs, table)] = step.sets
     start, end = (torch.cat([getattr(run, name) for run in runs])[some] for name in ("key_start", "key_end"))
     queries = quantize_queries(step.q[some], step.weights[some], backend=step.backend)
-    logits = mqa_logits(queries.q, *step.workspace(table), queries.weights, start, end, backend=step.backend)
+    logits = mqa_logits(queries.q, step.workspace(table), queries.weights, start, end, backend=step.backend)
     want = topk_reference(logits, start, end, step.selector.topk).sort(dim=1).values
     assert torch.equal(found[some], want), "one rank selects other keys than a sort"
 

@@ -1,6 +1,6 @@
 """Top-k of indexer logits that are never all in memory: which keys each query token keeps, in O(M k) bytes.
 
-    indexer_topk(q, k, k_scale, weights, key_start, key_end, num_kept)      the same keys as topk(mqa_logits(...), ...)
+    indexer_topk(q, keys, weights, key_start, key_end, num_kept)      the same keys as topk(mqa_logits(...), ...)
 
 Operands as mqa_logits takes them; result as topk gives it: [M, num_kept] int32, positions counted from key_start, -1
 behind the last. The selection is that of the same backend's own logits, bit for bit.
@@ -25,6 +25,7 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
@@ -40,21 +41,19 @@ ROOM = 6016
 
 def indexer_topk_reference(
     q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
+    keys: IndexKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
     num_kept: int,
 ) -> torch.Tensor:
-    logits = mqa_logits_reference(q, k, k_scale, weights, key_start, key_end)
+    logits = mqa_logits_reference(q, keys, weights, key_start, key_end)
     return topk_reference(logits, key_start, key_end, num_kept)
 
 
 def indexer_topk(
     q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
+    keys: IndexKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -73,11 +72,11 @@ def indexer_topk(
         check_sizes(q)
         if num_kept not in TOPK:
             raise ConfigError(f"num_kept={num_kept}: backend='triton' keeps {TOPK} keys; backend='torch' any number")
-    operands = Operands(q, k, k_scale, weights, key_start, key_end)
+    operands = Operands(q, keys, weights, key_start, key_end)
     operands.check()
     if backend == "triton":
         operands.check_alignment()
-    M, N = q.shape[0], k.shape[0]
+    M, N = q.shape[0], operands.num_keys
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
     check_tensor("out", out, torch.int32, (M, num_kept), q.device)
@@ -113,7 +112,7 @@ def split_rows(num_rows: int, row_bytes: int, workspace_bytes: int) -> list[slic
 def _select_written(operands: Operands, part: slice | torch.Tensor, out: torch.Tensor, backend: str) -> None:
     """Some rows by their logits."""
     rows = operands.rows(part)
-    logits = mqa_logits(*rows.all(), backend=backend)
+    logits = mqa_logits(rows.q, rows.keys, rows.weights, rows.key_start, rows.key_end, backend=backend)
     out[part] = topk(logits, rows.key_start, rows.key_end, out.shape[1], backend=backend)
 
 
@@ -122,17 +121,17 @@ def launch_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -
 
     Returns for each part of the rows [1 + rows] int32: how many are left open, and which, counted within the part.
     """
-    M, N = operands.q.shape[0], operands.k.shape[0]
+    M, N = operands.q.shape[0], operands.num_keys
+    k, k_scale = operands.keys
     stride, room = list_sizes(N)
     parts = split_rows(M, 8 * room, workspace_bytes)
     positions = sample_positions(N, stride, operands.q.device)
-    sample_k = operands.k.view(torch.uint8)[positions].view(operands.k.dtype)
-    samples = (positions, sample_k, operands.k_scale[positions])
+    samples = (k.view(torch.uint8)[positions].view(k.dtype), k_scale[positions])
     lists = torch.empty(parts[0].stop, room, dtype=torch.int64, device=out.device)
     open_rows = torch.zeros(len(parts), 1 + len(lists), dtype=torch.int32, device=out.device)
     for part, left in zip(parts, open_rows, strict=True):
         rows = operands.rows(part)
-        _list_and_select(rows, samples, lists[: len(rows.q)], out[part], left)
+        _list_and_select(rows, positions, samples, lists[: len(rows.q)], out[part], left)
     return list(open_rows)
 
 
@@ -141,26 +140,33 @@ def close_open_rows(operands: Operands, out: torch.Tensor, open_rows: list[torch
     first = 0
     for left, num_open in zip(open_rows, torch.stack(open_rows)[:, 0].tolist(), strict=True):
         which = first + left[1 : 1 + num_open].long()
-        for some in split_rows(num_open, 4 * len(operands.k), workspace_bytes):
+        for some in split_rows(num_open, 4 * operands.num_keys, workspace_bytes):
             _select_written(operands, which[some], out, "triton")
         first += len(left) - 1
 
 
 def _list_and_select(
-    rows: Operands, samples: tuple[torch.Tensor, ...], lists: torch.Tensor, out: torch.Tensor, open_rows: torch.Tensor
+    rows: Operands,
+    positions: torch.Tensor,
+    samples: IndexKeys,
+    lists: torch.Tensor,
+    out: torch.Tensor,
+    open_rows: torch.Tensor,
 ) -> None:
-    """Bounds, lists and selection of one part of the rows; open_rows [1 + M]: how many are left open, and which."""
+    """Bounds, lists and selection of one part of the rows; samples: the keys at some positions.
+
+    open_rows [1 + M]: how many are left open, and which.
+    """
     from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper, mqa_survivors_hopper
 
-    M, N, K, device, room = len(rows.q), len(rows.k), out.shape[1], out.device, lists.shape[1]
-    positions, sample_k, sample_scale = samples
+    M, N, K, device, room = len(rows.q), rows.num_keys, out.shape[1], out.device, lists.shape[1]
     start = torch.searchsorted(positions, rows.key_start, out_int32=True)
     end = torch.searchsorted(positions, rows.key_end, out_int32=True)
     score = torch.empty(M, dtype=torch.float32, device=device)
     key = torch.empty(M, dtype=torch.int32, device=device)
     counts = torch.zeros(M, dtype=torch.int32, device=device)
     logits = lists.view(torch.float32)[:, : len(positions)]  # read before the lists are written
-    mqa_logits_hopper(Operands(rows.q, sample_k, sample_scale, rows.weights, start, end), logits)
+    mqa_logits_hopper(Operands(rows.q, samples, rows.weights, start, end), logits)
     ranges = (start, end, rows.key_start, rows.key_end)
     launch("topk_bounds", M, device, logits, positions, *ranges, score, key, N, logits.stride(0), K, room)
     mqa_survivors_hopper(rows, (score, key), lists, counts)

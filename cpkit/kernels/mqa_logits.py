@@ -3,7 +3,7 @@
     out[m, n] = k_scale[n] * sum over heads h of weights[m, h] * max(0, q[m, h] . k[n])   key_start[m] <= n < key_end[m]
 
 q: [M, H, 128] fp8 e4m3, H = 32 or 64, q's scale and the softmax and head scales folded into weights: [M, H] fp32;
-k: [N, 128] fp8 e4m3 with k_scale: [N] fp32; key_start, key_end: [M] int32, cut to 0 .. N. Result: [M, N] fp32.
+keys: k [N, 128] fp8 e4m3 and k_scale [N] fp32; key_start, key_end: [M] int32, cut to 0 .. N. Result: [M, N] fp32.
 Outside its range a row of `out` is not written, and not computed beyond the tile that holds the bound; top-k reads
 nothing there. `outside="-inf"` asks for -inf instead, at the price of one more pass over the matrix.
 
@@ -27,9 +27,10 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
+from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.mqa_logits_torch import tiled_logits
-from cpkit.kernels.mqa_operands import ALIGNMENT, Operands
+from cpkit.kernels.mqa_operands import Operands
 
 HEAD_DIM = 128
 NUM_HEADS = (32, 64)
@@ -38,8 +39,7 @@ Outside = Literal["unwritten", "-inf"]
 
 def mqa_logits_reference(
     q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
+    keys: IndexKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -47,8 +47,9 @@ def mqa_logits_reference(
     outside: Outside = "unwritten",
 ) -> torch.Tensor:
     """The same in float32, one row at a time; what the kernel leaves unwritten is NaN here."""
-    out = torch.full((q.shape[0], k.shape[0]), float("-inf" if outside == "-inf" else "nan"), device=q.device)
-    key = torch.arange(k.shape[0], device=q.device)
+    k, k_scale = keys
+    out = torch.full((len(q), len(k)), float("-inf" if outside == "-inf" else "nan"), device=q.device)
+    key = torch.arange(len(k), device=q.device)
     for m in range(q.shape[0]):
         scores = (q[m].float() @ k.float().T).relu()
         logits = k_scale * (weights[m, :, None] * scores).sum(0)
@@ -99,8 +100,7 @@ def _mqa_logits_kernel(
 
 def mqa_logits(
     q: torch.Tensor,
-    k: torch.Tensor,
-    k_scale: torch.Tensor,
+    keys: IndexKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -119,11 +119,11 @@ def mqa_logits(
     check_backend("mqa_logits", backend, BACKENDS, compiled=_mqa_logits_kernel, device=q.device)
     if backend == "triton":
         check_sizes(q)
-    operands = Operands(q, k, k_scale, weights, key_start, key_end)
+    operands = Operands(q, keys, weights, key_start, key_end)
     operands.check()
     if backend == "triton":
         operands.check_alignment()
-    M, H, N = q.shape[0], q.shape[1], k.shape[0]
+    M, H, N = q.shape[0], q.shape[1], operands.num_keys
     if outside not in ("unwritten", "-inf"):
         raise PlanError(f"outside={outside!r}: it is 'unwritten' or '-inf'")
     if out is None:
@@ -143,8 +143,7 @@ def mqa_logits(
         return out
     sizes = mqa_logits_sizes(H)
     grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
-    strides = (q.stride(0) // ALIGNMENT, k.stride(0) // ALIGNMENT, weights.stride(0) * 4 // ALIGNMENT, out.stride(0))
-    _mqa_logits_kernel[grid](*operands.all(), out, M, N, *strides, H=H, **sizes, num_warps=8)
+    _mqa_logits_kernel[grid](*operands.all(), out, M, N, *operands.lines(), out.stride(0), H=H, **sizes, num_warps=8)
     return out
 
 

@@ -274,8 +274,8 @@ def _launch_of(
     operands: Operands, result_stride: int
 ) -> tuple[tuple[int], tuple[TensorDescriptor, ...], tuple[int, ...]]:
     """Grid, descriptors of q and k, and the sizes behind the tensors: M .. chunk_keys."""
-    q, k = operands.q, operands.k
-    M, H, N = q.shape[0], q.shape[1], k.shape[0]
+    q, k = operands.q, operands.keys[0]
+    M, H, N = q.shape[0], q.shape[1], operands.num_keys
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     q_desc = TensorDescriptor.from_tensor(q.reshape(M * H, D.value), [COLS.value, D.value], layout)
     k_desc = TensorDescriptor.from_tensor(k, [BLOCK_N.value, D.value], layout)
@@ -283,5 +283,5 @@ def _launch_of(
     num_blocks = triton.cdiv(M * H, GROUPS.value * COLS.value)
     chunk_keys = choose_chunk(M, N, num_blocks, sms)
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
-    sizes = (M, N, operands.weights.stride(0) // 4, result_stride, num_items, chunk_keys)
+    sizes = (M, N, operands.lines()[2], result_stride, num_items, chunk_keys)
     return (min(sms, num_items),), (q_desc, k_desc), sizes

@@ -6,6 +6,7 @@ import torch
 
 from cpkit.errors import PlanError
 from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
+from cpkit.kernels.gather_keys import IndexKeys
 
 ALIGNMENT = 16
 """Bytes that a kernel reads at once: rows of q, k and weights start at multiples of it."""
@@ -15,32 +16,43 @@ ALIGNMENT = 16
 class Operands:
     """M query tokens against N keys; mqa_logits.py has the formula.
 
-    q: [M, H, D] fp8 e4m3, weights: [M, H] fp32; k: [N, D] fp8 e4m3, k_scale: [N] fp32; key_start, key_end: [M] int32.
+    q: [M, H, D] fp8 e4m3, weights: [M, H] fp32; keys: values [N, D] fp8 e4m3 and scales [N] fp32; key_start, key_end:
+    [M] int32.
     """
 
     q: torch.Tensor
-    k: torch.Tensor
-    k_scale: torch.Tensor
+    keys: IndexKeys
     weights: torch.Tensor
     key_start: torch.Tensor
     key_end: torch.Tensor
 
     def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """In the order in which every kernel takes them."""
-        return self.q, self.k, self.k_scale, self.weights, self.key_start, self.key_end
+        return self.q, *self.keys, self.weights, self.key_start, self.key_end
+
+    @property
+    def num_keys(self) -> int:
+        """N."""
+        return len(self.keys[1])
+
+    def lines(self) -> tuple[int, int, int]:
+        """From row to row of q, k and weights, in lines of ALIGNMENT bytes."""
+        q, weights = self.q.stride(0), self.weights.stride(0) * 4
+        return q // ALIGNMENT, self.keys[0].stride(0) // ALIGNMENT, weights // ALIGNMENT
 
     def rows(self, some: slice | torch.Tensor) -> "Operands":
         """The same keys for some of the rows."""
         q = self.q.view(torch.uint8)[some].view(self.q.dtype)  # torch gathers no fp8
-        return Operands(q, self.k, self.k_scale, self.weights[some], self.key_start[some], self.key_end[some])
+        return Operands(q, self.keys, self.weights[some], self.key_start[some], self.key_end[some])
 
     def check(self) -> None:
         """Raise PlanError unless the operands fit each other."""
-        M, N, device = self.q.shape[0], self.k.shape[0], self.q.device
+        M, N, device = self.q.shape[0], self.num_keys, self.q.device
+        k, k_scale = self.keys
         check_tensor("q", self.q, torch.float8_e4m3fn, (M, None, None), device)
         _, H, D = self.q.shape
-        check_tensor("k", self.k, torch.float8_e4m3fn, (N, D), device)
-        check_tensor("k_scale", self.k_scale, torch.float32, (N,), device)
+        check_tensor("k", k, torch.float8_e4m3fn, (N, D), device)
+        check_tensor("k_scale", k_scale, torch.float32, (N,), device)
         check_tensor("weights", self.weights, torch.float32, (M, H), device)
         check_tensor("key_start", self.key_start, torch.int32, (M,), device)
         check_tensor("key_end", self.key_end, torch.int32, (M,), device)
@@ -51,7 +63,7 @@ class Operands:
 
     def check_alignment(self) -> None:
         """Raise PlanError unless rows start where the kernels of backend='triton' read them."""
-        for name, tensor in (("q", self.q), ("k", self.k), ("weights", self.weights)):
+        for name, tensor in (("q", self.q), ("k", self.keys[0]), ("weights", self.weights)):
             apart = tensor.stride(0) * tensor.element_size()
             several = len(tensor) > 1 or name == "k"  # TMA looks at the distance of a lone key, too
             if tensor.data_ptr() % ALIGNMENT or (several and apart % ALIGNMENT):

@@ -57,7 +57,7 @@ def workspace_logits(
 ) -> torch.Tensor:
     """[tokens, keys] fp32, written inside each token's range alone. Raises PlanError for a backward range."""
     check_ranges(key_start, key_end)  # the kernels see it on a CPU alone, where looking is free
-    return mqa_logits(queries.q, keys.values, keys.scales, queries.weights, key_start, key_end, backend=backend)
+    return mqa_logits(queries.q, (keys.values, keys.scales), queries.weights, key_start, key_end, backend=backend)
 
 
 def decode_logits(
@@ -94,9 +94,7 @@ def decode_logits(
         )
         part = queries.part(tokens.start, tokens.stop)
         bounds = torch.zeros_like(end), end
-        mqa_logits(
-            part.q, *caches.index_keys(slots), part.weights, *bounds, out=out[tokens, :num_keys], backend=backend
-        )
+        mqa_logits(part.q, caches.index_keys(slots), part.weights, *bounds, out=out[tokens, :num_keys], backend=backend)
     return out
 
 

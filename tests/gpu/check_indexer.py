@@ -27,6 +27,7 @@ from cpkit.kernels import paged_mqa_logits as decode
 from cpkit.kernels import topk as selection
 from cpkit.kernels.candidates import KeyOrder, unpack_candidates
 from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates
+from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.indexer_topk import indexer_topk
 from tests.gpu.hostile_scores import score_kinds
 
@@ -104,16 +105,20 @@ def portable(call: Callable[..., Any]) -> Callable[..., Any]:
 # ---- logits of a prefill -------------------------------------------------------------------------------------------
 
 
-def whole_operands(M: int, N: int, H: int) -> tuple[torch.Tensor, ...]:
-    """q, k, scale and weights that give whole numbers of quarters; some keys are NaN."""
+Data = tuple[torch.Tensor, IndexKeys, torch.Tensor]
+
+
+def whole_operands(M: int, N: int, H: int) -> Data:
+    """q, keys and weights that give whole numbers of quarters; some keys are NaN."""
     q, k = (surrounded(ints(-3, 4, *shape).float().to(FP8)) for shape in ((M, H, 128), (N, 128)))
     scale, weights = 2.0 ** ints(-3, 3, N), ints(-4, 5, M, H) / 4
     scale[N // 3 :: 97] = NAN
-    return q, k, surrounded(scale), surrounded(weights)
+    return q, (k, surrounded(scale)), surrounded(weights)
 
 
-def products(q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def products(q: torch.Tensor, keys: IndexKeys, weights: torch.Tensor) -> torch.Tensor:
     """Logits of all rows and keys, summed in float64."""
+    k, scale = keys
     wide, parts = k.double(), []
     for some, weight in zip(q.split(32), weights.split(32), strict=True):
         scores = (some.double() @ wide.T).relu()
@@ -140,13 +145,13 @@ def check_logits(most: int, small: bool) -> int:
             q, k, weights = torch.randn(M, H, 128), torch.randn(N, 128), torch.randn(M, H)
             q, k, weights = q.to(DEVICE).to(FP8), k.to(DEVICE).to(FP8), weights.to(DEVICE)
             scale = torch.ones(N, device=DEVICE)
-            found = torch.where(inside(*bounds, N), prefill.mqa_logits(q, k, scale, weights, *bounds), 0.0)
-            want = torch.where(inside(*bounds, N), products(q, k, scale, weights), 0.0)
-            terms = products(q, k, scale, weights.abs())  # without the signs that let a sum come out small
+            found = torch.where(inside(*bounds, N), prefill.mqa_logits(q, (k, scale), weights, *bounds), 0.0)
+            want = torch.where(inside(*bounds, N), products(q, (k, scale), weights), 0.0)
+            terms = products(q, (k, scale), weights.abs())  # without the signs that let a sum come out small
             assert (found - want).abs().max() <= 1e-3 * terms.max(), ("random logits", M, N, H)
             few = slice(M // 3, M // 3 + 7)
             part = [each[few].contiguous() for each in bounds]
-            alone = prefill.mqa_logits(q[few].contiguous(), k, scale, weights[few].contiguous(), *part)
+            alone = prefill.mqa_logits(q[few].contiguous(), (k, scale), weights[few].contiguous(), *part)
             same(("rows alone", M, N, H), torch.where(inside(*part, N), alone, 0.0), found[few])
     return rows
 
@@ -177,7 +182,7 @@ def check_decode_logits(most: int, small: bool) -> int:
             scales[row, width // 2 * PAGE : width // 2 * PAGE + PAGE] = 0
         q, weights = surrounded(ints(-3, 4, rows, tokens, H, 128).float().to(FP8)), ints(-4, 5, rows * tokens, H) / 4
         want = torch.cat([products(*row) for row in zip(
-            q, keys.float(), scales, weights.view(rows, tokens, H), strict=True)])  # fmt: skip
+            q, zip(keys.float(), scales, strict=True), weights.view(rows, tokens, H), strict=True)])  # fmt: skip
         want = torch.where(torch.arange(width * PAGE, device=DEVICE) < ends.view(-1, 1), want, KEPT)[:, :longest]
         args = (q, cache, surrounded(weights), ends, wide[:, :width])
         for name, call in (("own", decode.paged_mqa_logits), ("portable", portable(decode.paged_mqa_logits))):
@@ -234,20 +239,20 @@ def check_topk(most: int, small: bool) -> int:
 # ---- both at once, and the exchange ----------------------------------------------------------------------------------
 
 
-def fused_cases(M: int, N: int) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+def fused_cases(M: int, N: int) -> Iterator[tuple[str, Data]]:
     """Operands whose rows mislead a sampled bound."""
     for H in (32, 64):
         yield f"whole numbers, {H} heads", whole_operands(M, N, H)
     q, k = (torch.randn(*shape, device=DEVICE).to(FP8) for shape in ((M, 64, 128), (N, 128)))
     weights, scale = torch.randn(M, 64, device=DEVICE), torch.rand(N, device=DEVICE) + 0.5
     key = torch.arange(N, device=DEVICE)
-    yield "random", (q, k, scale, weights)
-    yield "all equal", (torch.zeros_like(q.view(torch.uint8)).view(FP8), k, scale, weights)
-    yield "one spike", (q, k, torch.where(key == N // 3, 1e30, scale), weights)
-    yield "-inf tail", (q, k, torch.where(key < N // 8, scale, INF), -weights.abs())
-    yield "NaN tail", (q, k, torch.where(key < N // 20, scale, NAN), weights)
-    yield "rising", (q, k, key.float(), weights)
-    yield "equal rows", (q[:1].repeat(M, 1, 1), k, scale, weights[:1].repeat(M, 1))
+    yield "random", (q, (k, scale), weights)
+    yield "all equal", (torch.zeros_like(q.view(torch.uint8)).view(FP8), (k, scale), weights)
+    yield "one spike", (q, (k, torch.where(key == N // 3, 1e30, scale)), weights)
+    yield "-inf tail", (q, (k, torch.where(key < N // 8, scale, INF)), -weights.abs())
+    yield "NaN tail", (q, (k, torch.where(key < N // 20, scale, NAN)), weights)
+    yield "rising", (q, (k, key.float()), weights)
+    yield "equal rows", (q[:1].repeat(M, 1, 1), (k, scale), weights[:1].repeat(M, 1))
 
 
 def check_fused(most: int, small: bool) -> int:

@@ -128,7 +128,7 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
     q, weights = tensor(num_tokens, heads, 128, dtype=fp8), tensor(num_tokens, heads + 4 * offset, dtype=torch.float32)
     keys, scales = tensor(num_keys, 128, dtype=fp8), tensor(num_keys + 1, dtype=torch.float32)[offset:][:num_keys]
     ends = tensor(num_tokens + 1)[offset:][:num_tokens]
-    operands, logits = (q, keys, scales, weights[:, :heads], ends, ends), tensor(num_tokens, num_keys + offset)
+    operands, logits = (q, (keys, scales), weights[:, :heads], ends, ends), tensor(num_tokens, num_keys + offset)
     logits = logits.to(torch.float32)[:, offset:]
     mqa_logits(*operands, out=logits, **b)
     if gpu == ["hopper"]:

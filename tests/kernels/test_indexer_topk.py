@@ -31,7 +31,7 @@ def operands(M, N, H=32, seed=0, *, whole=True):
         return torch.randn(shape, generator=generator, device=DEVICE)
 
     q, k = draw(M * H, 128).view(M, H, 128).to(torch.float8_e4m3fn), draw(N, 128).to(torch.float8_e4m3fn)
-    return q, k, 2.0 ** draw(N), draw(M, H)
+    return q, (k, 2.0 ** draw(N)), draw(M, H)
 
 
 def ranges(*pairs):
@@ -129,7 +129,7 @@ def test_lists_of_more_blocks_than_multiprocessors(H):
 @NEEDS_HOPPER
 @pytest.mark.parametrize("case", ["equal", "spike", "minus-inf", "nan", "sorted", "same-rows"])
 def test_lists_of_hostile_rows(case):
-    q, k, scale, weights = operands(50, 40000, 64, whole=False)
+    q, (k, scale), weights = operands(50, 40000, 64, whole=False)
     if case == "equal":
         q = torch.zeros_like(q)
     elif case == "spike":
@@ -142,7 +142,7 @@ def test_lists_of_hostile_rows(case):
         scale = torch.arange(40000, device=DEVICE).float()
     else:
         q, weights = q[:1].repeat(50, 1, 1), weights[:1].repeat(50, 1)
-    listed, written = selections((q, k, scale, weights), *causal(50, 40000), 2048)
+    listed, written = selections((q, (k, scale), weights), *causal(50, 40000), 2048)
     assert torch.equal(listed, written)
 
 

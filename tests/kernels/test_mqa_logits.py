@@ -23,10 +23,11 @@ def inputs(M, N, H, seed, *, exact):
         scale, weights = rng.random(N) + 0.5, rng.standard_normal((M, H))
     q, k = (torch.tensor(x, dtype=torch.float32, device=DEVICE).to(FP8) for x in (q, k))
     scale, weights = (torch.tensor(x, dtype=torch.float32, device=DEVICE) for x in (scale, weights))
-    return q, k, scale, weights
+    return q, (k, scale), weights
 
 
-def counted(q, k, scale, weights):
+def counted(q, keys, weights):
+    k, scale = keys
     q, k = q.float().cpu().double().numpy(), k.float().cpu().double().numpy()
     products = np.maximum(np.einsum("mhd,nd->mhn", q, k), 0)
     return np.einsum("mhn,mh->mn", products, weights.cpu().double().numpy()) * scale.cpu().double().numpy()
@@ -74,11 +75,11 @@ def test_nothing_outside_a_range_is_written(outside):
 
 
 def test_a_nan_key_spoils_its_own_logits_only():
-    q, k, scale, weights = inputs(2, 70, 32, 6, exact=True)
+    q, (k, scale), weights = inputs(2, 70, 32, 6, exact=True)
     scale[7] = float("nan")
     if DEVICE == "cuda":  # the interpreter reads fp8 NaN as a number
         k[9] = torch.tensor(float("nan")).to(FP8)
-    got = mqa_logits(q, k, scale, weights, bounds(0, 0), bounds(70, 70))
+    got = mqa_logits(q, (k, scale), weights, bounds(0, 0), bounds(70, 70))
     assert got[0].isnan().nonzero().flatten().tolist() == ([7, 9] if DEVICE == "cuda" else [7])
 
 
@@ -111,32 +112,33 @@ def test_all_items_on_a_gpu(M, N, H):
 
 
 def test_empty():
-    q, k, scale, weights = inputs(2, 5, 32, 8, exact=True)
-    assert mqa_logits(q[:0], k, scale, weights[:0], bounds(), bounds()).shape == (0, 5)
-    assert mqa_logits(q, k[:0], scale[:0], weights, bounds(0, 0), bounds(0, 0)).shape == (2, 0)
+    q, (k, scale), weights = inputs(2, 5, 32, 8, exact=True)
+    assert mqa_logits(q[:0], (k, scale), weights[:0], bounds(), bounds()).shape == (0, 5)
+    assert mqa_logits(q, (k[:0], scale[:0]), weights, bounds(0, 0), bounds(0, 0)).shape == (2, 0)
 
 
 def test_refusals():
-    q, k, scale, weights = inputs(2, 5, 32, 9, exact=True)
+    q, keys, weights = inputs(2, 5, 32, 9, exact=True)
+    narrow = (keys[0][:, :64].contiguous(), keys[1])
     start, end = bounds(0, 0), bounds(5, 5)
     with pytest.raises(PlanError, match="16 index heads"):
-        mqa_logits(q[:, :16].contiguous(), k, scale, weights[:, :16].contiguous(), start, end)
+        mqa_logits(q[:, :16].contiguous(), keys, weights[:, :16].contiguous(), start, end)
     with pytest.raises(PlanError, match="key_start is int64"):
-        mqa_logits(q, k, scale, weights, start.long(), end)
+        mqa_logits(q, keys, weights, start.long(), end)
     with pytest.raises(PlanError, match="k is float8"):
-        mqa_logits(q, k[:, :64].contiguous(), scale, weights, start, end)
+        mqa_logits(q, narrow, weights, start, end)
     with pytest.raises(PlanError, match="heads of 64 values"):
-        mqa_logits(q[..., :64].contiguous(), k[:, :64].contiguous(), scale, weights, start, end)
+        mqa_logits(q[..., :64].contiguous(), narrow, weights, start, end)
     apart = torch.zeros(5, 132, dtype=torch.uint8, device=DEVICE)[:, :128].view(FP8)  # values and scales in one row
-    for keys in (5, 1):
+    for num_keys in (5, 1):
         with pytest.raises(PlanError, match="k has rows 132 bytes apart"):
-            mqa_logits(q, apart[:keys], scale[:keys], weights, start, bounds(keys, keys))
+            mqa_logits(q, (apart[:num_keys], keys[1][:num_keys]), weights, start, bounds(num_keys, num_keys))
     with pytest.raises(ConfigError, match="backend='gluon'"):
-        mqa_logits(q, k, scale, weights, start, end, backend="gluon")
+        mqa_logits(q, keys, weights, start, end, backend="gluon")
     with pytest.raises(PlanError, match="outside='zero'"):
-        mqa_logits(q, k, scale, weights, start, end, outside="zero")
+        mqa_logits(q, keys, weights, start, end, outside="zero")
     with pytest.raises(PlanError, match="heads of a token"):
-        mqa_logits(q.transpose(0, 1).contiguous().transpose(0, 1), k, scale, weights, start, end)
+        mqa_logits(q.transpose(0, 1).contiguous().transpose(0, 1), keys, weights, start, end)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the host does not look at ranges")

@@ -22,7 +22,7 @@ def inputs(num_tokens, num_keys, heads=2, dim=8):
 def scored(q, k, scale, weights, starts, ends):
     out = torch.full((len(q), len(k)), UNWRITTEN)
     starts, ends = (torch.tensor(bounds, dtype=torch.int32) for bounds in (starts, ends))
-    return mqa_logits(q, k, scale, weights, starts, ends, out=out, backend="torch")
+    return mqa_logits(q, (k, scale), weights, starts, ends, out=out, backend="torch")
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 5, 9])
