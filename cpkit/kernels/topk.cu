@@ -133,8 +133,17 @@ __device__ void ranks_of_survivors(const Shared& shared, int count, int levels, 
     }
 }
 
+// How blocks share a row: this one is `split` of `splits`. lists [rows * splits, room] and counts [rows * splits] take
+// what each finds, arrived [rows], zeros, says how many have found it.
+struct Sharing {
+    int row, split, splits, room;
+    u64* lists;
+    int *counts, *arrived;
+};
+
 // Hand a part's survivors to the block that finishes the row last: true in that block, with all of them in its list.
-__device__ bool join(Block& block, int row, int splits, int room, u64* lists, int* counts, int* arrived, int& count) {
+__device__ bool join(Block& block, const Sharing& sharing, int& count) {
+    auto [row, split, splits, room, lists, counts, arrived] = sharing;
     Shared& shared = block.shared;
     u64* own = lists + (long long)blockIdx.x * room;
     for (int i = threadIdx.x; i < min(count, room); i += THREADS) own[i] = shared.survivors[i];
@@ -162,16 +171,10 @@ __device__ bool join(Block& block, int row, int splits, int room, u64* lists, in
     return true;
 }
 
-// Grid: rows * splits blocks. lists [rows * splits, room], counts [rows * splits] and arrived [rows], zeros, are used
-// where splits > 1.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-topk_rows(const float* logits, const int* key_start, const int* key_end, int* out, u64* lists, int* counts,
-          int* arrived, int N, int row_stride, int out_stride, int K, int splits, int room) {
-    extern __shared__ __align__(16) char memory[];
-    int row = blockIdx.x / splits, split = blockIdx.x % splits;
-    int start = max(key_start[row], 0), num_keys = keys_between(start, key_end[row], N);
-    const float* keys = logits + (long long)row * row_stride + start;
-    out += (long long)row * out_stride;
+// Select for a row, or, where blocks share it, for this one's part.
+__device__ __forceinline__ void select_row(char* memory, const float* keys, int num_keys, int K,
+                                           const Sharing& sharing, int* out) {
+    int split = sharing.split, splits = sharing.splits;
     if (num_keys <= HeldRow::MAX_PART) {
         if (split == 0) HeldRow(memory, K).select(keys, num_keys, out);
         return;
@@ -186,7 +189,7 @@ topk_rows(const float* logits, const int* key_start, const int* key_end, int* ou
         bool part = splits > 1 && attempt == 0;
         int first = part ? min(split * segment, num_keys) : 0;
         count = survivors(block, keys, first, part ? min(first + segment, num_keys) : num_keys, bound);
-        if (part && !join(block, row, splits, room, lists, counts, arrived, count)) return;
+        if (part && !join(block, sharing, count)) return;
         if (count <= CAPACITY && (count >= K || bound == EVERY_KEY)) break;
         if (count < K) {
             high = bound, want *= 4;
@@ -199,6 +202,18 @@ topk_rows(const float* logits, const int* key_start, const int* key_end, int* ou
     ranks_of_survivors(shared, count, levels, rank);
     auto pos = [&](int u) { return (int)(u32)shared.survivors[u * THREADS + threadIdx.x]; };
     choose(block, rank, levels, num_keys, K, pos, out);
+}
+
+// Grid: rows * splits blocks. lists, counts and arrived are used where splits > 1.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+topk_rows(const float* logits, const int* key_start, const int* key_end, int* out, u64* lists, int* counts,
+          int* arrived, int N, int row_stride, int out_stride, int K, int splits, int room) {
+    extern __shared__ __align__(16) char memory[];
+    int row = blockIdx.x / splits, split = blockIdx.x % splits;
+    int start = max(key_start[row], 0), num_keys = keys_between(start, key_end[row], N);
+    const float* keys = logits + (long long)row * row_stride + start;
+    out += (long long)row * out_stride;
+    select_row(memory, keys, num_keys, K, {row, split, splits, room, lists, counts, arrived}, out);
 }
 
 // Of each row a bound that a few more than K of its keys pass, from logits of sampled keys: logits [M, samples] over
@@ -252,4 +267,18 @@ topk_survivors(const u64* lists, const int* counts, const int* key_start, const 
     ranks_of_survivors(block.shared, count, levels, rank);
     auto pos = [&](int u) { return (int)(u32)block.shared.survivors[u * THREADS + threadIdx.x] - start; };
     choose(block, rank, levels, N, K, pos, out + (long long)row * out_stride);
+}
+
+// Select for the rows that topk_survivors left open, from the `first` of them on, a block each: block i has the logits
+// of row open_rows[1 + first + i] in row i of its own. Blocks beyond the last open row leave at once. M: rows in all.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+topk_open(const float* logits, const int* open_rows, const int* key_start, const int* key_end, int* out, int first,
+          int M, int N, int row_stride, int out_stride, int K) {
+    extern __shared__ __align__(16) char memory[];
+    int i = first + blockIdx.x;
+    if (i >= min(open_rows[0], M)) return;
+    int row = open_rows[1 + i], start = max(key_start[row], 0), num_keys = keys_between(start, key_end[row], N);
+    const float* keys = logits + (long long)blockIdx.x * row_stride + start;
+    out += (long long)row * out_stride;
+    select_row(memory, keys, num_keys, K, {row, 0, 1}, out);
 }

@@ -8,6 +8,7 @@ Which kernel selects depends on the shape of the matrix, which the host knows wi
     up to 1,048,576, very few rows        topk_rows_1m      such a cluster, each block reading its part twice
     else                                  topk_rows         a block that samples it and keeps what passes a bound
 
+topk_open does as topk_rows, for rows that only the device knows: those that indexer_topk.py left open.
 In topk_rows several blocks share a row where rows are few, and the last of them to finish selects:
 
     64 rows x 131,072 keys on 132 multiprocessors, 2 blocks each      4 blocks a row
@@ -65,12 +66,14 @@ HELD_BYTES = 10160
 HELD_KEYS = 16384
 """Keys of a row that one block holds, in topk_rows too."""
 CLUSTER_KEYS, LONG_CLUSTER_KEYS = 131072, 1048576
+ANY_ROW = Kernel(512, HELD_BYTES + 4 * HELD_KEYS)
 KERNELS = {
     "topk_rows_8k": Kernel(256, 8112, most_keys=8192),
     "topk_rows_16k": Kernel(512, HELD_BYTES, most_keys=HELD_KEYS),
-    "topk_rows": Kernel(512, HELD_BYTES + 4 * HELD_KEYS),
+    "topk_rows": ANY_ROW,
     "topk_bounds": Kernel(512, SURVIVORS_BYTES),
     "topk_survivors": Kernel(512, SURVIVORS_BYTES),
+    "topk_open": ANY_ROW,
 }
 CLUSTER_KERNELS = {
     "topk_rows_128k": Kernel(512, 11184, blocks=8, most_keys=CLUSTER_KEYS),

@@ -28,6 +28,7 @@
 
 #define __device__
 #define __global__
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 using std::max;

@@ -42,7 +42,7 @@ def test_compiles_within_its_registers(tmp_path):
     assert {name for name, _, _ in found} == set(ALL_KERNELS)
     for name, spilled, registers in found:
         assert int(registers) <= REGISTERS.get(name, 64), found
-        assert int(spilled) <= (160 if name == "topk_rows" else 0), found
+        assert int(spilled) <= (160 if name in ("topk_rows", "topk_open") else 0), found
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

@@ -227,3 +227,40 @@ def test_bounds_and_survivors(cuda):
     assert open_rows.tolist() == [1, 1, 0, 0] and (out[1] == 7).all()
     for row in (0, 2):
         assert out[row].tolist() == best(scores[row], starts[row], ends[row], k)
+
+
+OPEN = {
+    "none-open": (0, [5, 5, 5, 5, 5, 5], 0),
+    "all-open": (6, [3, 0, 5, 1, 4, 2], 0),
+    "two-open": (2, [4, 1, 0, 0, 0, 0], 0),
+    "the-last-of-five": (5, [3, 0, 5, 1, 4, 2], 4),
+    "round-begins-behind-the-last": (4, [3, 0, 5, 1, 4, 2], 4),
+    "round-begins-far-behind": (1, [3, 0, 5, 1, 4, 2], 5),
+    "count-beyond-the-rows": (2**31 - 1, [3, 0, 5, 1, 4, 2], 4),
+    "count-below-zero": (-(2**31), [3, 0, 5, 1, 4, 2], 0),
+}
+
+
+@pytest.mark.parametrize(("count", "which", "first"), OPEN.values(), ids=OPEN)
+def test_open_rows(cuda, count, which, first):
+    """Blocks take the rows that are listed, and only those; what lies behind the results stays as it is."""
+    M, N, k, blocks = 6, 17_003, 512, 4 if first else 6
+    stride = N + 5  # rows of another memory are apart by other than their length
+    logits = memory(blocks, stride, offset=3)
+    logits[:] = INF
+    starts, ends = [0, 5, 9000, 16_999, -3, 300], [N, N - 1, N, N + 9, 700, 200]
+    names = ["all-equal", "half-nan", "falling", "minus-inf-tail", "many-magnitudes", "outlier-among-noise"]
+    scores = [HOSTILE[name, 20_000][:N].astype(np.float32) for name in names]
+    taken = which[first : min(count, M)] if count >= 0 else []
+    for place, row in enumerate(taken[:blocks]):
+        logits[place, max(starts[row], 0) : min(ends[row], N)] = scores[row][max(starts[row], 0) : min(ends[row], N)]
+    open_rows, out = i32([count, *which, M, M, M, M]), np.full((M + 1, k + 3), 7, np.int32)
+    cuda.may_read(logits)
+    sizes = (first, M, N, stride, k + 3, k)
+    cuda.launch(
+        "topk_open", blocks, KERNELS["topk_open"].threads, logits, open_rows, i32(starts), i32(ends), out, *sizes,
+        seed=len(taken),
+    )  # fmt: skip
+    for row, got in enumerate(out.tolist()):
+        chosen = best(scores[row][:N], starts[row], min(ends[row], N), k) if row in taken[:blocks] else [7] * k
+        assert got == [*chosen, 7, 7, 7]
