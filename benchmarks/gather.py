@@ -27,8 +27,9 @@ from benchmarks.index_keys import BLOCK, DIM, ROW, SIZES, paged, same, some_byte
 from benchmarks.timing import Work, copy_gb_per_s, keep_part
 from cpkit.comm.launcher import detect
 from cpkit.kernels.deinterleave import deinterleave_idx_reference
-from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, split_planes
+from cpkit.kernels.gather_keys import gather_keys, keys_out
 from cpkit.kernels.index_cache import quantize_index_keys
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, packed_bytes
 from cpkit.kernels.paged_rows import read_rows, write_rows
 from cpkit.kernels.table_keys import table_keys
 
@@ -57,9 +58,9 @@ def rotated(make: Callable[[], Case]) -> Case:
 
 def reorder_case(num_keys: int, dcp_size: int, interleave: int) -> Case:
     shard = num_keys // dcp_size
-    values, scales = split_planes(some_bytes(dcp_size, packed_bytes(shard, DIM)), shard, DIM)
-    start = whole(shard)
-    idx = deinterleave_idx_reference(start.long(), num_keys, dcp_size=dcp_size, interleave=interleave)
+    shards = KeyShards(some_bytes(dcp_size, packed_bytes(shard, DIM)), whole(shard), DIM, interleave)
+    idx = deinterleave_idx_reference(shards.local_start.long(), num_keys, dcp_size=dcp_size, interleave=interleave)
+    values, scales = shards.by_rank()
     rows, flat = values.view(torch.uint8).reshape(num_keys, DIM), scales.reshape(-1)
     out = keys_out(None, num_keys, DIM, values.device)
 
@@ -67,7 +68,7 @@ def reorder_case(num_keys: int, dcp_size: int, interleave: int) -> Case:
         return rows.index_select(0, idx).view(torch.float8_e4m3fn), flat.index_select(0, idx)
 
     def reorder() -> IndexKeys:
-        return gather_keys(values, scales, start, interleave=interleave, out=out, backend="triton")
+        return gather_keys(shards, out=out, backend="triton")
 
     return Case(
         "gather_keys",

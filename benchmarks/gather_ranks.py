@@ -15,8 +15,9 @@ from cpkit.comm.launcher import detect
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.kernels.deinterleave import deinterleave_idx_reference
-from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
-from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
+from cpkit.kernels.gather_keys import gather_keys, keys_out, pull_keys, split_planes
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, empty_shard, packed_bytes
+from cpkit.kernels.table_keys import KeyTable, pack_table_keys, pull_table_keys, table_keys
 from cpkit.topology import Topology
 
 EXCHANGES, CHUNKS = 10, 8
@@ -68,15 +69,16 @@ def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -
     pages = peers.allocate(cache.numel())
     pages.own.copy_(cache.view(-1))
     buffers = [peers.allocate(num_bytes) for _ in range(2)]
-    packed = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-    for one in (packed, *(buffer.own for buffer in buffers)):
-        parts = split_planes(one[None], shard, DIM)
-        table_keys(cache, table, DIM, out=(parts[0][0], parts[1][0]), backend="triton")
-    mine = split_planes(packed[None], shard, DIM)
-    values, scales = mine[0][0].view(torch.uint8).clone(), mine[1][0].clone()
+    planes = [split_planes(buffer.own, shard, DIM) for buffer in buffers]
+    for parts in planes:
+        table_keys(cache, table, DIM, out=parts, backend="triton")
+    packed = empty_shard(place, shard, DIM, cache.device)
+    pack_table_keys(cache, table, packed, backend="triton")
+    values, scales = planes[0][0].view(torch.uint8).clone(), planes[0][1].clone()
     idx = deinterleave_idx_reference(table.local_start.long(), num_keys, dcp_size=size, interleave=interleave)
     all_values, all_scales = values.new_empty(num_keys, DIM), scales.new_empty(num_keys)
-    gathered = packed.new_empty(size, num_bytes)
+    gathered = cache.new_empty(size, num_bytes)
+    shards = KeyShards(gathered, table.local_start, DIM, interleave)
     out = keys_out(None, num_keys, DIM, cache.device)
 
     def selects() -> IndexKeys:
@@ -85,25 +87,21 @@ def exchange_row(peers: PeerGroup, place: int, num_keys: int, interleave: int) -
         return all_values.index_select(0, idx).view(torch.float8_e4m3fn), all_scales.index_select(0, idx)
 
     def collective() -> IndexKeys:
-        dist.all_gather_into_tensor(gathered, packed)
-        parts = split_planes(gathered, shard, DIM)
-        return gather_keys(*parts, table.local_start, interleave=interleave, out=out, backend="triton")
+        dist.all_gather_into_tensor(gathered, packed.packed)
+        return gather_keys(shards, out=out, backend="triton")
 
     def symmetric() -> IndexKeys:
         peers.meet(num_bytes, what="index_keys")
         buffers.reverse()
+        planes.reverse()
         return pull_keys(buffers[0].addresses, table.local_start, shard, DIM, interleave=interleave, out=out)
 
-    def fill(buffer: torch.Tensor) -> None:
-        parts = split_planes(buffer[None], shard, DIM)
-        table_keys(cache, table, DIM, out=(parts[0][0], parts[1][0]), backend="triton")
-
     def paged_collective() -> IndexKeys:
-        fill(packed)
+        pack_table_keys(cache, table, packed, backend="triton")
         return collective()
 
     def paged_symmetric() -> IndexKeys:
-        fill(buffers[1].own)
+        table_keys(cache, table, DIM, out=planes[1], backend="triton")
         return symmetric()
 
     def direct() -> IndexKeys:

@@ -2,7 +2,7 @@
 
 import torch
 
-from cpkit.kernels.gather_keys import IndexKeys
+from cpkit.kernels.key_shards import IndexKeys
 from cpkit.kernels.table_keys import KeyTable
 
 DIM, BLOCK = 128, 64

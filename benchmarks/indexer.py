@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
-from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.indexer_topk import WORKSPACE_BYTES, indexer_topk, launch_listed
+from cpkit.kernels.key_shards import IndexKeys
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import topk, topk_reference

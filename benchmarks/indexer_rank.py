@@ -20,8 +20,8 @@ from cpkit.builders.indexer_metadata import IndexerChunk
 from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather
 from cpkit.kernels.exchange_candidates import packed_candidates
-from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.indexer_topk import indexer_topk
+from cpkit.kernels.key_shards import IndexKeys
 from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.table_keys import KeyTable, table_keys
 from cpkit.kernels.topk import topk

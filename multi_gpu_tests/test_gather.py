@@ -16,7 +16,7 @@ from cpkit.comm.connect import make_comm
 from cpkit.comm.key_gather import GATHERS, in_turn, make_key_gather
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.errors import DesyncError, PlanError
-from cpkit.kernels.gather_keys import packed_bytes
+from cpkit.kernels.key_shards import packed_bytes
 from cpkit.kernels.table_keys import KeyTable, pull_table_keys
 from cpkit.oracle import Oracle
 from cpkit.run.execute import RunOptions, run_rank

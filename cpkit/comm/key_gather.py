@@ -23,8 +23,9 @@ from cpkit.comm.base import Comm
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.errors import ConfigError, PlanError
-from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
-from cpkit.kernels.table_keys import KeyTable, table_keys
+from cpkit.kernels.gather_keys import gather_keys, keys_out, pull_keys, split_planes
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, empty_shard, packed_bytes
+from cpkit.kernels.table_keys import KeyTable, pack_table_keys, table_keys
 
 GATHERS = ("collective", "symmetric")
 WHAT = "index_keys"
@@ -108,12 +109,11 @@ class CollectiveGather(KeyGather):
         self._backend = backend
 
     def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys:
-        shard = torch.empty(packed_bytes(table.num_keys, self._dim), dtype=torch.uint8, device=cache.device)
-        table_keys(cache, table, self._dim, out=_parts(shard, table.num_keys, self._dim), backend=self._backend)
-        gathered = self._comm.all_gather(shard, "dcp", what=WHAT)
-        values, scales = split_planes(gathered.view(self._ranks, len(shard)), table.num_keys, self._dim)
-        out = self._next_workspace(table.num_keys)
-        return gather_keys(values, scales, table.local_start, interleave=interleave, out=out, backend=self._backend)
+        shard = empty_shard(self._comm.group("dcp").place, table.num_keys, self._dim, cache.device)
+        pack_table_keys(cache, table, shard, backend=self._backend)
+        gathered = self._comm.all_gather(shard.packed, "dcp", what=WHAT).view(self._ranks, len(shard.packed))
+        shards = KeyShards(gathered, table.local_start, self._dim, interleave)
+        return gather_keys(shards, out=self._next_workspace(table.num_keys), backend=self._backend)
 
 
 class SymmetricGather(KeyGather):
@@ -134,7 +134,8 @@ class SymmetricGather(KeyGather):
         if not table.num_keys:
             return out
         shard = self._buffers[0].own[: packed_bytes(table.num_keys, self._dim)]
-        table_keys(cache, table, self._dim, out=_parts(shard, table.num_keys, self._dim), backend="triton")
+        parts = split_planes(shard, table.num_keys, self._dim)
+        table_keys(cache, table, self._dim, out=parts, backend="triton")
         self._peers.meet(len(shard), what=WHAT)
         pull_keys(
             self._buffers[0].addresses, table.local_start, table.num_keys, self._dim, interleave=interleave, out=out
@@ -180,9 +181,3 @@ def in_turn(
             yield now.wait()
     if ahead is not None:
         yield ahead.wait()
-
-
-def _parts(shard: torch.Tensor, num_keys: int, dim: int) -> IndexKeys:
-    """Values and scales in a packed shard."""
-    values, scales = split_planes(shard[None], num_keys, dim)
-    return values[0], scales[0]

@@ -25,8 +25,8 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
-from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.gpu_kind import gpu_kind
+from cpkit.kernels.key_shards import IndexKeys
 from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference

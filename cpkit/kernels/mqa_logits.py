@@ -27,8 +27,8 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
-from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.gpu_kind import gpu_kind
+from cpkit.kernels.key_shards import IndexKeys
 from cpkit.kernels.mqa_logits_torch import tiled_logits
 from cpkit.kernels.mqa_operands import Operands
 

@@ -6,7 +6,7 @@ import torch
 
 from cpkit.errors import PlanError
 from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
-from cpkit.kernels.gather_keys import IndexKeys
+from cpkit.kernels.key_shards import IndexKeys
 
 ALIGNMENT = 16
 """Bytes that a kernel reads at once: rows of q, k and weights start at multiples of it."""

@@ -7,16 +7,16 @@ Rows of 3 and 2 keys, block_size=2, block tables 5 3 and 8 0:
     block           5  5  3  8  8
     offset          0  1  0  0  1
 
-`table_keys` reads this rank's cache: the local shard, as a rank sends it. `pull_table_keys` reads the caches of all
-ranks of the DCP group where they lie, and writes token order (gather_keys.py): no shard is copied before it travels.
-A block id names one block on each rank of the group, so all ranks use the same tables.
+`table_keys` reads this rank's cache, `pack_table_keys` the same into the shard that a rank sends (key_shards.py).
+`pull_table_keys` reads the caches of all ranks of the DCP group where they lie, and writes token order: no shard is
+copied before it travels. A block id names one block on each rank of the group, so all ranks use the same tables.
 
 A key that does not exist (at or behind key_lens, behind the table, in a block outside the cache) reads nothing and
 comes as zeros: value 0, scale 0.
 
 cache: [num_blocks, page_bytes] uint8 in the layout of index_cache.py. local_start: [num_rows + 1] int32, where each
 row's keys start in the result (of one rank); rows without keys of their own are skipped. block_tables: [num_rows,
-width] int32. key_lens: [num_rows] int32, keys of the workspace that exist in each row: of this rank for `table_keys`,
+width] int32. key_lens: [num_rows] int32, keys of the workspace that exist in each row: of this rank, or
 of all ranks for `pull_table_keys`. first_key: index in its shard of the first key of every row, above 0 in a later
 key span. Result: values [num_keys, dim] float8_e4m3fn, scales [num_keys] fp32.
 """
@@ -30,18 +30,9 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
-from cpkit.kernels.gather_keys import (
-    IndexKeys,
-    check_regions,
-    copy_keys,
-    find_places,
-    grid,
-    keys_out,
-    out_words,
-    row_sizes,
-    search_steps,
-)
+from cpkit.kernels.gather_keys import copy_keys, grid, keys_out, out_words, row_sizes
 from cpkit.kernels.index_cache import SCALE_BYTES, gather_index_keys
+from cpkit.kernels.key_shards import IndexKeys, Shard, check_dim, check_regions, find_places, search_steps
 from cpkit.kernels.table_slots import table_slots_reference
 from cpkit.kernels.words import WORD, as_words, stride_unit
 
@@ -117,7 +108,7 @@ def _keys_of_program(
 def _copy_from_pages(
     page, offset, block_size, out_values, out_scales, key, exists, here, WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr
 ):
-    """Move the keys at an offset of each page, whose scales lie behind its block_size keys."""
+    """Move the keys at an offset of each page, whose scales lie behind its block_size keys; out_scales: [ROWS]."""
     from_scales = page + (block_size * WORDS + offset)
     copy_keys(page + offset * WORDS, from_scales, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
 
@@ -129,22 +120,24 @@ _SIZES = [
 
 
 @triton.jit(
-    do_not_specialize=_SIZES,
+    do_not_specialize=[*_SIZES, "num_front", "gap"],
     do_not_specialize_on_alignment=["local_start", "block_tables", "key_lens", "out_scales"],
 )
 def _table_keys_kernel(
     cache, local_start, block_tables, key_lens, out_values, out_scales,
     num_keys: tl.int32, num_rows: tl.int32, steps: tl.int32, dcp_size: tl.int32, interleave: tl.int32,
     block_size: tl.int32, num_blocks: tl.int32, width: tl.int32, table_stride: tl.int64, first_key: tl.int32,
-    page_stride: tl.int64, WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    page_stride: tl.int64, num_front: tl.int32, gap: tl.int64,
+    WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """page_stride: in units of UNIT words."""
+    """page_stride: in units of UNIT words. gap: words between the scale of key num_front and that of the one before."""
     key, here, _, block, offset, exists = _keys_of_program(
         local_start, block_tables, key_lens, num_keys, num_rows, steps, dcp_size, interleave, block_size, num_blocks,
         width, table_stride, first_key, ROWS,
     )  # fmt: skip
     page = cache + block * (page_stride * UNIT)
-    _copy_from_pages(page, offset, block_size, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
+    to_scales = out_scales + key + tl.where(key < num_front, 0, gap)
+    _copy_from_pages(page, offset, block_size, out_values, to_scales, key, exists, here, WORDS, BLOCK_WORDS)
 
 
 @triton.jit(
@@ -164,31 +157,56 @@ def _pull_table_keys_kernel(
     )  # fmt: skip
     cache = tl.multiple_of(tl.load(peers + owner).to(tl.pointer_type(tl.int32)), (16,))
     page = cache + block * (page_stride * UNIT)
-    _copy_from_pages(page, offset, block_size, out_values, out_scales, key, exists, here, WORDS, BLOCK_WORDS)
+    _copy_from_pages(page, offset, block_size, out_values, out_scales + key, key, exists, here, WORDS, BLOCK_WORDS)
 
 
 def table_keys(
     cache: torch.Tensor, table: KeyTable, dim: int, *, out: IndexKeys | None = None, backend: str = "torch"
 ) -> IndexKeys:
-    """Keys of this rank's cache, row after row; with `out` views of a packed buffer (split_planes) ready to travel."""
-    check_backend("table_keys", backend, BACKENDS, compiled=_table_keys_kernel, device=cache.device)
-    _check_cache(cache, table, dim)
-    check_regions(table.local_start, table.num_keys, 1, 1, cache.device)
+    """Keys of this rank's cache, row after row, side by side."""
+    _check_own(cache, table, dim, backend)
     out = keys_out(out, table.num_keys, dim, cache.device)
-    if not table.num_keys:
-        return out
     if backend == "torch":
         values, scales = table_keys_reference(cache, table, dim)
         out[0].view(torch.uint8).copy_(values.view(torch.uint8))
         out[1].copy_(scales)
-        return out
+    elif table.num_keys:
+        _launch_own(cache, table, dim, out, table.num_keys)
+    return out
+
+
+def pack_table_keys(cache: torch.Tensor, table: KeyTable, shard: Shard, *, backend: str = "torch") -> None:
+    """The same keys into the shard of table.num_keys keys that this rank sends."""
+    _check_own(cache, table, shard.dim, backend)
+    if shard.num_keys != table.num_keys:
+        raise PlanError(f"{table.num_keys} keys for a shard of {shard.num_keys}: make it by empty_shard of as many")
+    if not table.num_keys:
+        return
+    if backend == "torch":
+        values, scales = table_keys_reference(cache, table, shard.dim)
+        shard.values().view(torch.uint8).copy_(values.view(torch.uint8))
+        front, back = shard.scales()
+        front.copy_(scales[: shard.num_front])
+        back.copy_(scales[shard.num_front :])
+    else:
+        _launch_own(cache, table, shard.dim, (shard.values(), shard.packed.view(torch.float32)), shard.num_front)
+
+
+def _check_own(cache: torch.Tensor, table: KeyTable, dim: int, backend: str) -> None:
+    check_backend("table_keys", backend, BACKENDS, compiled=_table_keys_kernel, device=cache.device)
+    _check_cache(cache, table, dim)
+    check_regions(table.local_start, table.num_keys, 1, 1, cache.device)
+
+
+def _launch_own(cache: torch.Tensor, table: KeyTable, dim: int, out: IndexKeys, num_front: int) -> None:
+    """out: values, and the memory in which the first num_front scales are the first words, others behind the values."""
     words = _page_words(cache, table, dim)
     unit = stride_unit(words)
+    strides = (words.stride(0) // unit, num_front, table.num_keys * (dim // WORD))
     _table_keys_kernel[grid(table.num_keys)](
         words, table.local_start, table.block_tables, table.key_lens, *out_words(out),
-        *table.sizes(1, 1, len(cache)), words.stride(0) // unit, UNIT=unit, **row_sizes(dim),
+        *table.sizes(1, 1, len(cache)), *strides, UNIT=unit, **row_sizes(dim),
     )  # fmt: skip
-    return out
 
 
 def pull_table_keys(
@@ -225,10 +243,11 @@ def _check_cache(cache: torch.Tensor, table: KeyTable, dim: int) -> None:
     check_tensor("cache", cache, torch.uint8, (None, None), cache.device)
     table.check(cache.device)
     need = table.block_size * (dim + SCALE_BYTES)
-    if cache.shape[1] < need or dim % WORD:
+    check_dim(dim)
+    if cache.shape[1] < need:
         raise PlanError(
             f"pages of {cache.shape[1]} bytes for {table.block_size} keys of {dim} values and a scale: a page holds at "
-            f"least {need} bytes, and dim is a multiple of {WORD}"
+            f"least {need} bytes"
         )
 
 

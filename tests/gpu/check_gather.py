@@ -17,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from cpkit.kernels.fp8 import quantize_fp8
-from cpkit.kernels.gather_keys import IndexKeys, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
+from cpkit.kernels.gather_keys import gather_keys, keys_out, pick_keys, pull_keys, split_planes
 from cpkit.kernels.index_cache import quantize_index_keys
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, empty_shard, packed_bytes
 from cpkit.kernels.meet import meet
 from cpkit.kernels.paged_rows import read_rows, write_rows
-from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
+from cpkit.kernels.table_keys import KeyTable, pack_table_keys, pull_table_keys, table_keys
 
 DEVICE = torch.device("cuda", 0)
 DIM = 128
@@ -57,19 +58,34 @@ def addresses(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def check_gathers(shapes: list[tuple[int, int, list[int]]]) -> str:
-    """Shards of one collective, and the same shards read from buffers of their own."""
-    for dcp_size, interleave, shards in shapes:
-        keys = sum(shards)
-        buffers = [some_bytes(packed_bytes(keys, DIM)) for _ in range(dcp_size)]
-        values, scales = split_planes(torch.stack(buffers), keys, DIM)
-        local_start = starts(shards)
-        want = gather_keys(values, scales, local_start, interleave=interleave)
-        got = gather_keys(values, scales, local_start, interleave=interleave, backend="triton")
-        same_keys(("gather_keys", dcp_size, interleave, shards), got, want)
+    """Shards of one collective, and the same keys read from a buffer of each rank."""
+    for dcp_size, interleave, held in shapes:
+        keys = sum(held)
+        shards = KeyShards(some_bytes(dcp_size, packed_bytes(keys, DIM)), starts(held), DIM, interleave)
+        want = gather_keys(shards)
+        same_keys(("gather_keys", dcp_size, interleave, held), gather_keys(shards, backend="triton"), want)
+        at = torch.randint(0, max(shards.num_keys, 1), (min(shards.num_keys, 999),), device=DEVICE).int()
+        picked = pick_keys(shards, at, backend="triton")
+        same_keys(("pick_keys", dcp_size, interleave, held), picked, pick_keys(shards, at))
+        if not keys:
+            continue
+        buffers = [torch.empty(packed_bytes(keys, DIM), dtype=torch.uint8, device=DEVICE) for _ in range(dcp_size)]
+        for buffer, values, scales in zip(buffers, *shards.by_rank(), strict=True):
+            own = split_planes(buffer, keys, DIM)
+            own[0].view(torch.uint8).copy_(values.view(torch.uint8))
+            own[1].view(torch.int32).copy_(scales.view(torch.int32))
         out = keys_out(None, dcp_size * keys, DIM, DEVICE)
-        pull_keys(addresses(buffers), local_start, keys, DIM, interleave=interleave, out=out)
-        same_keys(("pull_keys", dcp_size, interleave, shards), out, want)
+        pull_keys(addresses(buffers), shards.local_start, keys, DIM, interleave=interleave, out=out)
+        same_keys(("pull_keys", dcp_size, interleave, held), out, want)
     return f"{len(shapes)} shapes"
+
+
+def packed(caches: list[torch.Tensor], table: KeyTable, backend: str) -> torch.Tensor:
+    """What an all-gather leaves of the shards of all ranks, one cache each."""
+    shards = [empty_shard(rank, table.num_keys, DIM, DEVICE) for rank in range(len(caches))]
+    for cache, shard in zip(caches, shards, strict=True):
+        pack_table_keys(cache, table, shard, backend=backend)
+    return torch.stack([shard.packed for shard in shards])
 
 
 def tables(lens: list[int], block_size: int, num_blocks: int) -> torch.Tensor:
@@ -94,9 +110,9 @@ def check_tables(shapes: list[tuple[int, int, list[int]]]) -> str:
             table = KeyTable(local_start, block_tables, held, sum(lens), block_size, first_key)
             same_keys(where, table_keys(caches[0], table, DIM, backend="triton"), table_keys(caches[0], table, DIM))
             full = KeyTable(local_start, block_tables, starts(lens).diff(), sum(lens), block_size, first_key)
-            shards = [table_keys(cache, full, DIM) for cache in caches]
-            values = torch.stack([one[0].view(torch.uint8) for one in shards]).view(torch.float8_e4m3fn)
-            want = gather_keys(values, torch.stack([one[1] for one in shards]), local_start, interleave=interleave)
+            sent = packed(caches, full, "torch")
+            same(("pack_table_keys", *where[1:]), packed(caches, full, "triton"), sent)
+            want = gather_keys(KeyShards(sent, local_start, DIM, interleave))
             whole = [n // interleave * interleave * dcp_size for n in lens]  # no clamped places among these
             keys = KeyTable(
                 local_start, block_tables, torch.tensor(whole, device=DEVICE).int(), sum(lens), block_size, first_key

@@ -27,8 +27,8 @@ from cpkit.kernels import paged_mqa_logits as decode
 from cpkit.kernels import topk as selection
 from cpkit.kernels.candidates import KeyOrder, unpack_candidates
 from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates
-from cpkit.kernels.gather_keys import IndexKeys
 from cpkit.kernels.indexer_topk import indexer_topk
+from cpkit.kernels.key_shards import IndexKeys
 from tests.gpu.hostile_scores import score_kinds
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))

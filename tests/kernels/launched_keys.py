@@ -39,11 +39,12 @@ from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
 from cpkit.kernels.deinterleave import deinterleave_idx
 from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates
 from cpkit.kernels.fp8 import quantize_fp8
-from cpkit.kernels.gather_keys import gather_keys, packed_bytes, pull_keys, split_planes
+from cpkit.kernels.gather_keys import gather_keys, pick_keys, pull_keys
 from cpkit.kernels.gather_lens import gather_lens
 from cpkit.kernels.index_cache import gather_index_keys, quantize_index_keys
 from cpkit.kernels.indexer_topk import launch_listed
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
+from cpkit.kernels.key_shards import KeyShards, empty_shard, packed_bytes
 from cpkit.kernels.meet import meet
 from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.mqa_operands import Operands
@@ -53,7 +54,7 @@ from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, compact
 from cpkit.kernels.registry.sizes import KernelSizes
 from cpkit.kernels.step_slots import StateSlots, TailSlots, TokenSlots, step_slots
 from cpkit.kernels.swa_indices import WindowTokens, draft_swa_indices, swa_indices
-from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
+from cpkit.kernels.table_keys import KeyTable, pack_table_keys, pull_table_keys, table_keys
 from cpkit.kernels.tail_slots import tail_slots
 from cpkit.kernels.tile_schedule import tile_schedule
 from cpkit.kernels.token_to_req import BatchRows, token_to_req
@@ -168,9 +169,13 @@ def gathers(d, dcp_rank, cache, table):
         out = values, tensor(len(values), dtype=torch.float32)
         pull_keys(peers, table.local_start, table.num_keys, d.index_dim, out=out, **place)
         return
-    for keys in (table.num_keys, table.num_keys + 1, table.num_keys + 2, 4 * table.num_keys):
+    pack_table_keys(cache, table, empty_shard(dcp_rank, table.num_keys, d.index_dim, cache.device), backend="triton")
+    for keys in (1, 16, table.num_keys + 100, 2**31 // d.dcp_size - 100):
         packed = tensor(d.dcp_size, packed_bytes(keys, d.index_dim), dtype=torch.uint8)
-        gather_keys(*split_planes(packed, keys, d.index_dim), table.local_start, backend="triton", **place)
+        shards = KeyShards(packed, table.local_start, d.index_dim, d.interleave)
+        gather_keys(shards, backend="triton")
+        if shards.is_aligned:
+            pick_keys(shards, table.local_start, backend="triton")
 
 
 def slots_and_lens(d, dcp_rank, states, num_tokens, num_rows, offset):

@@ -1,6 +1,4 @@
-"""Gathered keys back in token order, against keys dealt out one by one that tell which they are."""
-
-import itertools
+"""Gathered keys in token order, and some of them picked, against keys dealt out one by one that tell which they are."""
 
 import pytest
 import torch
@@ -8,16 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpkit.errors import ConfigError, PlanError
-from cpkit.kernels.gather_keys import check_regions, gather_keys, keys_out, packed_bytes, pull_keys, split_planes
-from tests import oracles
+from cpkit.kernels.gather_keys import gather_keys, keys_out, pick_keys, pull_keys, split_planes
+from cpkit.kernels.key_shards import KeyShards, check_regions, packed_bytes
+from tests.kernels.gathered import gathered_bytes, starts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ("torch", "triton")
 DIM = 8
-
-
-def starts(shards):
-    return torch.tensor([0, *itertools.accumulate(shards)], dtype=torch.int32, device=DEVICE)
 
 
 def name_of(region, key):
@@ -27,43 +22,36 @@ def name_of(region, key):
 
 
 def shards_of(lens, dcp_size, interleave):
-    """Padded shards of each region, and what each rank sends, padding full of NaN."""
-    hands = [oracles.deal(length, dcp_size, interleave) for length in lens]
-    shards = [max(map(len, held)) for held in hands]
-    packed = torch.full((dcp_size, packed_bytes(sum(shards), DIM)), 255, dtype=torch.uint8)
-    values, scales = split_planes(packed, sum(shards), DIM)
-    at = 0
-    for region, (held, shard) in enumerate(zip(hands, shards, strict=True)):
-        for rank, hand in enumerate(held):
-            for index, key in enumerate(hand):
-                row, scale = name_of(region, key)
-                values.view(torch.uint8)[rank, at + index] = torch.tensor(row, dtype=torch.uint8)
-                scales[rank, at + index] = scale
-        at += shard
-    return shards, packed.to(DEVICE)
+    """Padded shards of each region, and what all ranks send, padding full of NaN."""
+    held, packed = gathered_bytes(lens, dcp_size, interleave, DIM, name_of)
+    return held, KeyShards(packed.to(DEVICE), starts(held, DEVICE), DIM, interleave)
 
 
-def check(found, lens, shards, dcp_size):
-    values, scales = found[0].view(torch.uint8).tolist(), found[1].tolist()
-    assert len(values) == len(scales) == dcp_size * sum(shards)
+def rows_of(keys):
+    return list(zip(keys[0].view(torch.uint8).tolist(), keys[1].tolist(), strict=True))
+
+
+def check(found, lens, held, dcp_size):
+    rows = rows_of(found)
+    assert len(rows) == dcp_size * sum(held)
     at = 0
-    for region, (length, shard) in enumerate(zip(lens, shards, strict=True)):
+    for region, (length, shard) in enumerate(zip(lens, held, strict=True)):
         for key in range(length):
-            assert (values[at + key], scales[at + key]) == name_of(region, key), (region, key)
+            assert rows[at + key] == name_of(region, key), (region, key)
         at += shard * dcp_size
 
 
-def gathered(packed, shards, interleave, backend, out=None):
-    values, scales = split_planes(packed, sum(shards), DIM)
-    return gather_keys(values, scales, starts(shards), interleave=interleave, backend=backend, out=out)
-
-
-def pulled(packed, shards, interleave):
+def pulled(shards):
     """Each rank's buffer by its address alone, as memory of another GPU is read."""
-    buffers = [row.clone() for row in packed]
+    keys = shards.keys_per_rank
+    buffers = [torch.empty(packed_bytes(keys, DIM), dtype=torch.uint8, device=DEVICE) for _ in shards.packed]
+    for buffer, values, scales in zip(buffers, *shards.by_rank(), strict=True):
+        own = split_planes(buffer, keys, DIM)
+        own[0].view(torch.uint8).copy_(values.view(torch.uint8))
+        own[1].view(torch.int32).copy_(scales.view(torch.int32))
     peers = torch.tensor([buffer.data_ptr() for buffer in buffers], device=DEVICE)
-    out = keys_out(None, len(packed) * sum(shards), DIM, packed.device)
-    return pull_keys(peers, starts(shards), sum(shards), DIM, interleave=interleave, out=out)
+    out = keys_out(None, shards.num_keys, DIM, shards.packed.device)
+    return pull_keys(peers, shards.local_start, keys, DIM, interleave=shards.interleave, out=out)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "pull"])
@@ -81,12 +69,25 @@ def pulled(packed, shards, interleave):
     ],
 )
 def test_every_key_finds_its_place(dcp_size, interleave, lens, backend):
-    shards, packed = shards_of(lens, dcp_size, interleave)
+    held, shards = shards_of(lens, dcp_size, interleave)
     if backend == "pull":
-        found = pulled(packed, shards, interleave)
+        found = pulled(shards) if shards.num_keys else gather_keys(shards)
     else:
-        found = gathered(packed, shards, interleave, backend)
-    check(found, lens, shards, dcp_size)
+        found = gather_keys(shards, backend=backend)
+    check(found, lens, held, dcp_size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lens", [pytest.param([40, 3, 20], id="aligned"), pytest.param([1, 1], id="few-keys")])
+def test_picked_keys_are_those_at_the_positions(lens, backend):
+    _, shards = shards_of(lens, 3, 2)
+    starts_at = shards.local_start.tolist()
+    last = [3 * starts_at[request] + length - 1 for request, length in enumerate(lens)]
+    positions = torch.tensor([last[1], 0, last[-1], 0, last[0]], dtype=torch.int32, device=DEVICE)
+    found = rows_of(pick_keys(shards, positions, backend=backend))
+    names = [(1, lens[1] - 1), (0, 0), (len(lens) - 1, lens[-1] - 1), (0, 0), (0, lens[0] - 1)]
+    assert found == [name_of(*which) for which in names]
+    assert rows_of(pick_keys(shards, positions[:0], backend=backend)) == []
 
 
 @settings(max_examples=15)
@@ -97,48 +98,43 @@ def test_every_key_finds_its_place(dcp_size, interleave, lens, backend):
 )
 def test_the_kernel_is_the_materialised_index(lens, dcp_size, interleave):
     """Padding included, in which a place repeats a key of its region."""
-    shards, packed = shards_of(lens, dcp_size, interleave)
-    packed.random_(0, 255)
-    want = gathered(packed, shards, interleave, "torch")
-    for found in (gathered(packed, shards, interleave, "triton"), pulled(packed, shards, interleave)):
+    _, shards = shards_of(lens, dcp_size, interleave)
+    if not shards.num_keys:
+        return
+    shards.packed.random_(0, 255)
+    want = gather_keys(shards)
+    everywhere = torch.arange(shards.num_keys, dtype=torch.int32, device=DEVICE)
+    picked = pick_keys(shards, everywhere, backend="triton")
+    for found in (gather_keys(shards, backend="triton"), picked, pulled(shards)):
         assert torch.equal(found[0].view(torch.uint8), want[0].view(torch.uint8))
         assert torch.equal(found[1].view(torch.int32), want[1].view(torch.int32))
 
 
-@pytest.mark.parametrize(("extra", "dim"), [(0, 128), (2, 8), (3, 12)])
-def test_ranks_that_lie_apart_and_strides_of_any_unit(extra, dim):
-    """Strides of 16, 8 and 4 bytes, and rows that fill no power of two."""
-    wide = torch.randint(0, 120, (2, 3 * dim + 4 * extra), dtype=torch.uint8, device=DEVICE)
-    values = wide[:, : 3 * dim].view(torch.float8_e4m3fn).unflatten(1, (3, dim))
-    scales = torch.arange(10.0, device=DEVICE).view(2, 5)[:, 1:4]
-    got = gather_keys(values, scales, starts([3]), interleave=2, backend="triton")
-    owner, row = [0, 0, 1, 1, 0, 0], [0, 1, 0, 1, 2, 2]  # the last place is none of a key, and repeats one
-    assert got[0].view(torch.uint8).tolist() == values.view(torch.uint8)[owner, row].tolist()
-    assert got[1].tolist() == scales[owner, row].tolist()
-
-
 def test_nothing_behind_the_result_is_written():
-    shards, packed = shards_of([5, 3], 2, 1)
-    num_keys = 2 * sum(shards)
+    held, shards = shards_of([5, 3], 2, 1)
+    num_keys = 2 * sum(held)
     room = torch.full((num_keys + 64, DIM), 255, dtype=torch.uint8, device=DEVICE)
     scales = torch.full((num_keys + 64,), -7.0, device=DEVICE)
     out = room[:num_keys].view(torch.float8_e4m3fn), scales[:num_keys]
-    check(gathered(packed, shards, 1, "triton", out), [5, 3], shards, 2)
+    check(gather_keys(shards, out=out, backend="triton"), [5, 3], held, 2)
     assert (room[num_keys:] == 255).all() and (scales[num_keys:] == -7.0).all()
 
 
 @pytest.mark.parametrize("table", [[0, 9, 99], [-50, 2, 3], [3, 0, 0], [0, 0, 0], [2**31 - 1, -1, 2**30]])
 def test_a_broken_table_reads_keys_of_the_shards_alone(table):
     """A table on the device is not looked at beforehand: whatever it holds, no address outside the shards is made."""
-    _, packed = shards_of([4, 2], 2, 1)
-    values, scales = split_planes(packed, 3, DIM)
-    memory = torch.full((2, 40, DIM), 255, dtype=torch.uint8, device=DEVICE)
-    memory[:, 10:13] = values.view(torch.uint8)
-    inside = memory.view(torch.float8_e4m3fn)[:, 10:13]
+    _, shards = shards_of([4, 2], 2, 1)
+    memory = torch.full((4096,), 255, dtype=torch.uint8, device=DEVICE)
+    inside = memory[1024 : 1024 + shards.packed.numel()].view_as(shards.packed)
+    inside.copy_(shards.packed)
     broken = torch.tensor(table, dtype=torch.int32, device=DEVICE)
-    found, _ = gather_keys(inside, scales, broken, interleave=1, backend="triton")
-    known = values.view(torch.uint8).flatten(0, 1).tolist()
-    assert all(row in known for row in found.view(torch.uint8).tolist())
+    known = rows_of(gather_keys(shards))
+    at = torch.tensor([0, 5, -3, 2**31 - 1], dtype=torch.int32, device=DEVICE)
+    for found in (
+        gather_keys(KeyShards(inside, broken, DIM, 1), backend="triton"),
+        pick_keys(KeyShards(inside, broken, DIM, 1), at, backend="triton"),
+    ):
+        assert {tuple(values) for values, _ in rows_of(found)} <= {tuple(values) for values, _ in known}
 
 
 @pytest.mark.parametrize(
@@ -153,41 +149,44 @@ def test_a_broken_table_reads_keys_of_the_shards_alone(table):
             "num_regions=0",
             id="no-region",
         ),
-        pytest.param({"scales": torch.zeros(2, 3, device=DEVICE)}, PlanError, "scales", id="scales-of-other-keys"),
-        pytest.param({"values": torch.zeros(2, 2, 8, device=DEVICE)}, PlanError, "float8_e4m3fn", id="not-quantized"),
+        pytest.param({"dim": 6}, PlanError, "multiple of 4", id="no-whole-words"),
+        pytest.param({"dim": 16}, PlanError, "whole keys of 20 bytes", id="no-whole-keys"),
         pytest.param(
-            {"values": torch.zeros(2, 2, 6, device=DEVICE).to(torch.float8_e4m3fn)},
+            {"packed": torch.zeros(2, 48, dtype=torch.uint8, device=DEVICE)[:, :24]},
             PlanError,
-            "multiple of 4",
-            id="no-whole-words",
+            r"strides \(48, 1\)",
+            id="ranks-apart",
         ),
         pytest.param(
-            {"values": torch.zeros(2, 2, 16, device=DEVICE).to(torch.float8_e4m3fn)[:, :, :8]},
+            {"packed": torch.zeros(56, dtype=torch.uint8, device=DEVICE)[8:].view(2, 24)},
             PlanError,
-            "side by side, 8 apart",
-            id="keys-apart",
-        ),
-        pytest.param(
-            {"values": torch.zeros(41, device=DEVICE).to(torch.float8_e4m3fn)[9:].view(2, 2, 8), "backend": "triton"},
-            PlanError,
-            "starts at byte 9 of 16",
+            "starts at byte 8 of 16",
             id="not-aligned",
         ),
     ],
 )
 def test_refusals(change, error, words):
-    call = {
-        "values": torch.zeros(2, 2, 8, device=DEVICE).to(torch.float8_e4m3fn),
-        "scales": torch.zeros(2, 2, device=DEVICE),
+    parts = {
+        "packed": torch.zeros(2, 24, dtype=torch.uint8, device=DEVICE),
         "local_start": torch.tensor([0, 2], dtype=torch.int32, device=DEVICE),
+        "dim": 8,
         "interleave": 1,
     } | change
+    backend = parts.pop("backend", "torch")
     with pytest.raises(error, match=words):
-        gather_keys(call.pop("values"), call.pop("scales"), call.pop("local_start"), **call)
+        gather_keys(KeyShards(**parts), backend=backend)
+
+
+def test_positions_that_cannot_be_picked():
+    _, shards = shards_of([0], 2, 1)
+    with pytest.raises(PlanError, match="positions among no keys"):
+        pick_keys(shards, torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    with pytest.raises(PlanError, match="positions is int64"):
+        pick_keys(shards, torch.zeros(1, dtype=torch.int64, device=DEVICE))
 
 
 def test_a_workspace_of_2_31_keys_is_refused():
-    start = starts([1])
+    start = starts([1], DEVICE)
     with pytest.raises(PlanError, match=r"less than 2\^31 keys"):
         check_regions(start, 2**30, 2, 1, start.device)
     check_regions(start, 2**30 - 512, 2, 1, start.device)

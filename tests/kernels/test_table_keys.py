@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from cpkit.errors import ConfigError, PlanError
-from cpkit.kernels.gather_keys import packed_bytes, split_planes
-from cpkit.kernels.table_keys import KeyTable, pull_table_keys, table_keys
+from cpkit.kernels.key_shards import Shard, empty_shard, packed_bytes
+from cpkit.kernels.table_keys import KeyTable, pack_table_keys, pull_table_keys, table_keys
 from tests import oracles
+from tests.kernels.gathered import lay_out
 from tests.kernels.pages import GARBAGE, fp32_bytes, page_cache, put
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,15 +83,29 @@ def test_keys_come_row_after_row(lens, extents, first_key, block_size, gap, back
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_shard_lands_packed_and_nothing_else_is_touched(backend):
-    tables = tables_of([3, 2], 2, random.Random(2))
-    cache = filled(tables, [range(3), range(2)], 2, 0)
-    room = torch.full((packed_bytes(5, DIM) + 64,), GARBAGE, dtype=torch.uint8, device=DEVICE)
-    values, scales = split_planes(room[None, : packed_bytes(5, DIM)], 5, DIM)
-    table = KeyTable(starts([3, 2]), i32(tables), i32([3, 2]), 5, 2)
-    found = table_keys(cache, table, DIM, out=(values[0], scales[0]), backend=backend)
-    assert rows_of(found) == [name_of(0, 0), name_of(0, 1), name_of(0, 2), name_of(1, 0), name_of(1, 1)]
-    assert (room[packed_bytes(5, DIM) :] == GARBAGE).all()
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_keys", [1, 4, 5])
+def test_shards_of_all_ranks_make_one_layout(num_keys, rank, backend):
+    """The shard of each rank, as bytes of a layout made key by key; DIM is two words, so odd shards are shifted."""
+    tables = tables_of([num_keys], 2, random.Random(2))
+    cache = filled(tables, [range(num_keys)], 2, 0)
+    whole = lay_out([[name_of(0, key) for key in range(num_keys)]] * 4, DIM)
+    size = packed_bytes(num_keys, DIM)
+    table = KeyTable(starts([num_keys]), i32(tables), i32([num_keys]), num_keys, 2)
+    shard = empty_shard(rank, num_keys, DIM, cache.device)
+    room = torch.full((128 + size + 64,), GARBAGE, dtype=torch.uint8, device=DEVICE)
+    first = 16 - shard.num_front * 4
+    shard = Shard(room[first : first + size], shard.num_front, DIM)
+    pack_table_keys(cache, table, shard, backend=backend)
+    assert shard.packed.tolist() == whole[rank * size : (rank + 1) * size]
+    assert (room[:first] == GARBAGE).all() and (room[first + size :] == GARBAGE).all()
+
+
+def test_a_shard_for_another_number_of_keys_is_refused():
+    cache = filled([[0, 1]], [range(3)], 2, 0)
+    table = KeyTable(starts([3]), i32([[0, 1]]), i32([3]), 3, 2)
+    with pytest.raises(PlanError, match="3 keys for a shard of 2"):
+        pack_table_keys(cache, table, empty_shard(0, 2, DIM, cache.device))
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

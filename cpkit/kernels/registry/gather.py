@@ -1,7 +1,7 @@
 """Kernels of the caches and the key gather: which of them a deployment compiles, with which constants.
 
-Pages may lie apart by any stride, and so may the shards of a packed buffer, whose sizes change from step to step. So a
-kernel is compiled for each unit that such a stride can be counted in (words.py). Rows come as the package packs them.
+Pages may lie apart by any stride, so a kernel is compiled for each unit that such a stride is counted in (words.py).
+Rows come as the package packs them. Few keys of each rank are not aligned in gathered shards, many are.
 """
 
 import triton
@@ -47,11 +47,15 @@ _GATHERED |= _numbers("num_keys keys_per_rank num_regions steps dcp_size interle
 
 
 def _collective(dim: int) -> list[KernelEntry]:
-    """Token order behind an all-gather."""
-    types = {"values": "*i32", "scales": "*i32", **_GATHERED} | _numbers("", "value_stride scale_stride")
+    """Behind an all-gather: token order, and keys of a sample."""
+    types = {"packed": "*i32", "positions": "*i32", **_GATHERED}
     sizes, options = _constants(gather_keys.row_sizes(dim))
-    kernel = gather_keys._gather_keys_kernel
-    return [KernelEntry(f"gather_keys-dim{dim}-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in UNITS]
+    entries = []
+    for picks, aligned in ((False, False), (False, True), (True, True)):
+        name = f"{'pick' if picks else 'gather'}_keys-dim{dim}{'' if aligned else '-unaligned'}"
+        constants = {"PICKS": picks, "ALIGNED": aligned, **sizes}
+        entries.append(KernelEntry(name, gather_keys._gather_keys_kernel, types, constants, options))
+    return entries
 
 
 def _symmetric(deployment: KernelSizes) -> list[KernelEntry]:
@@ -76,7 +80,7 @@ def _meeting(num_ranks: int) -> KernelEntry:
 
 def _tables(deployment: KernelSizes) -> list[KernelEntry]:
     """A rank's own keys through block tables."""
-    dim, types = deployment.index_dim, {"cache": "*i32", **_table_types()}
+    dim, types = deployment.index_dim, {"cache": "*i32", **_table_types(), **_numbers("num_front", "gap")}
     sizes, options = _constants(gather_keys.row_sizes(dim))
     kernel = table_keys._table_keys_kernel
     return [KernelEntry(f"table_keys-dim{dim}-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in UNITS]
