@@ -17,6 +17,7 @@ from cpkit.kernels.candidates import KeyOrder
 from cpkit.kernels.checks import check_ranges
 from cpkit.kernels.exchange_candidates import packed_candidates
 from cpkit.kernels.fp8 import quantize_fp8
+from cpkit.kernels.indexer_topk import indexer_topk
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS, mqa_logits
 from cpkit.kernels.paged_mqa_logits import PAGE_KEYS, paged_mqa_logits
 from cpkit.kernels.table_slots import table_slots
@@ -58,6 +59,25 @@ def workspace_logits(
     """[tokens, keys] fp32, written inside each token's range alone. Raises PlanError for a backward range."""
     check_ranges(key_start, key_end)  # the kernels see it on a CPU alone, where looking is free
     return mqa_logits(queries.q, (keys.values, keys.scales), queries.weights, key_start, key_end, backend=backend)
+
+
+def workspace_topk(
+    queries: IndexQueries,
+    keys: Workspace,
+    key_start: torch.Tensor,
+    key_end: torch.Tensor,
+    k: int,
+    *,
+    workspace_bytes: int,
+    backend: str,
+) -> torch.Tensor:
+    """[tokens, k] int64: the k best keys of each token's range, counted from its start, -1 behind the last.
+
+    workspace_bytes: most memory for logits, or for what is kept of them. Raises PlanError for a backward range.
+    """
+    check_ranges(key_start, key_end)
+    operands = queries.q, (keys.values, keys.scales), queries.weights, key_start, key_end
+    return indexer_topk(*operands, k, workspace_bytes=workspace_bytes, backend=backend).long()
 
 
 def decode_logits(

@@ -1,6 +1,7 @@
 """Which keys each query token attends: the best that the indexer finds over chunks, key spans and ranks.
 
-    prefill    workspace keys -> logits -> top-k -> candidates, joined over key spans, exchanged over DCP without PCP
+    prefill    all keys in one workspace -> logits and top-k at once
+               else workspace keys -> logits -> top-k -> candidates, joined over key spans, exchanged over DCP alone
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
 
 A selection is [tokens, k] int64: positions among the request's indexer keys (states, or pools of them) in no order,
@@ -26,7 +27,7 @@ from cpkit.kernels.table_slots import table_slots
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
-from cpkit.worker.score import IndexQueries, Workspace, best_keys, decode_logits, workspace_logits
+from cpkit.worker.score import IndexQueries, Workspace, best_keys, decode_logits, workspace_logits, workspace_topk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,11 +51,18 @@ class Selector:
         return self.layer.index.topk
 
     def prefill(self, spans: Sequence[Sequence[IndexerChunk]], queries: IndexQueries) -> torch.Tensor:
-        """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside."""
+        """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside.
+
+        Where one workspace holds all keys, from all ranks, the runs are one: what logits the budget lets be written
+        does not show.
+        """
         gathers = spans[0][0].gather is not None
         found: list[torch.Tensor] = []
         firsts = [span[0] for span in spans]
         workspaces = self.gathered_keys(firsts) if gathers else map(self.local_keys, firsts)
+        if len(spans) == 1 and (gathers or self.places.plan.topology.dcp == 1):
+            [keys] = workspaces
+            return self.best_of_all(spans[0], queries, keys)
         for span, keys in zip(spans, workspaces, strict=True):
             order = token_order(span[0].key_span[0]) if gathers else self.shard_order(span[0].first_local)
             of_span = [self.candidates(run, queries, keys, order) for run in span]
@@ -114,6 +122,14 @@ class Selector:
         """Of keys that lie as this rank's shard does, from its key first_key on."""
         interleave = self.places.plan.shards[self.layer.chunk_ratio].interleave
         return KeyOrder(self.places.plan.topology.dcp, self.places.rank.dcp_rank, interleave, first_key)
+
+    def best_of_all(self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace) -> torch.Tensor:
+        """The selection of runs of query tokens from a workspace that holds all keys of their requests, from 0 on."""
+        assert runs[0].key_span[0] == 0, "a lone span is the first"
+        part = queries.part(runs[0].token_start, runs[-1].token_stop)
+        bounds = torch.cat([run.key_start for run in runs]), torch.cat([run.key_end for run in runs])
+        room = self.places.plan.budget.logits_bytes
+        return workspace_topk(part, keys, *bounds, self.topk, workspace_bytes=room, backend=self.backend)
 
     def candidates(self, run: IndexerChunk, queries: IndexQueries, keys: Workspace, order: KeyOrder) -> torch.Tensor:
         """The best keys of a workspace for one run of query tokens, packed."""
