@@ -121,36 +121,40 @@ def gather_keys(shards: KeyShards, *, out: IndexKeys | None = None, backend: str
     if not shards.num_keys:
         return out
     if backend == "torch":
-        _copy(gather_keys_reference(shards), out)
+        values, scales = gather_keys_reference(shards)
+        out[0].view(torch.uint8).copy_(values.view(torch.uint8))
+        out[1].copy_(scales)
     else:
         _launch(shards, shards.local_start, out, picks=False)
     return out
 
 
-def pick_keys(shards: KeyShards, positions: torch.Tensor, *, backend: str = "torch") -> IndexKeys:
+def ordered_keys(keys: IndexKeys | KeyShards, *, backend: str = "torch") -> IndexKeys:
+    """Keys in token order, which keys side by side are in already."""
+    return gather_keys(keys, backend=backend) if isinstance(keys, KeyShards) else keys
+
+
+def pick_keys(keys: IndexKeys | KeyShards, positions: torch.Tensor, *, backend: str = "torch") -> IndexKeys:
     """The keys at some places of the token order: positions [num] int32 in 0 .. num_keys - 1, in any order."""
-    shards.check()
-    device = shards.packed.device
+    if not isinstance(keys, KeyShards):
+        return _at(keys, positions)
+    keys.check()
+    device = keys.packed.device
     check_backend("pick_keys", backend, BACKENDS, compiled=_gather_keys_kernel, device=device)
     check_tensor("positions", positions, torch.int32, (None,), device)
-    if len(positions) and not shards.num_keys:
+    if len(positions) and not keys.num_keys:
         raise PlanError(f"{len(positions)} positions among no keys: pick from shards that hold keys")
-    out = keys_out(None, len(positions), shards.dim, device)
-    if not len(positions):
-        return out
-    if backend == "torch":
-        values, scales = gather_keys_reference(shards)
-        at = positions.long()
-        _copy((values.view(torch.uint8)[at].view(torch.float8_e4m3fn), scales[at]), out)
-    else:
-        _launch(shards, positions, out, picks=True)
+    if backend == "torch" and len(positions):
+        return _at(gather_keys_reference(keys), positions)
+    out = keys_out(None, len(positions), keys.dim, device)
+    if len(positions):
+        _launch(keys, positions, out, picks=True)
     return out
 
 
-def _copy(found: IndexKeys, out: IndexKeys) -> None:
-    """Keys into a result, to the bit."""
-    out[0].view(torch.uint8).copy_(found[0].view(torch.uint8))
-    out[1].copy_(found[1])
+def _at(keys: IndexKeys, positions: torch.Tensor) -> IndexKeys:
+    values, scales = keys
+    return values.view(torch.uint8)[positions].view(values.dtype), scales[positions]  # torch picks no fp8
 
 
 def _launch(shards: KeyShards, positions: torch.Tensor, out: IndexKeys, *, picks: bool) -> None:

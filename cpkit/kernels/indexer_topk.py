@@ -25,8 +25,9 @@ import torch
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.gather_keys import pick_keys
 from cpkit.kernels.gpu_kind import gpu_kind
-from cpkit.kernels.key_shards import IndexKeys
+from cpkit.kernels.key_shards import IndexKeys, KeyShards
 from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference
@@ -41,7 +42,7 @@ ROOM = 6016
 
 def indexer_topk_reference(
     q: torch.Tensor,
-    keys: IndexKeys,
+    keys: IndexKeys | KeyShards,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -53,7 +54,7 @@ def indexer_topk_reference(
 
 def indexer_topk(
     q: torch.Tensor,
-    keys: IndexKeys,
+    keys: IndexKeys | KeyShards,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -122,11 +123,10 @@ def launch_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -
     Returns for each part of the rows [1 + rows] int32: how many are left open, and which, counted within the part.
     """
     M, N = operands.q.shape[0], operands.num_keys
-    k, k_scale = operands.keys
     stride, room = list_sizes(N)
     parts = split_rows(M, 8 * room, workspace_bytes)
     positions = sample_positions(N, stride, operands.q.device)
-    samples = (k.view(torch.uint8)[positions].view(k.dtype), k_scale[positions])
+    samples = pick_keys(operands.keys, positions, backend="triton")
     lists = torch.empty(parts[0].stop, room, dtype=torch.int64, device=out.device)
     open_rows = torch.zeros(len(parts), 1 + len(lists), dtype=torch.int32, device=out.device)
     for part, left in zip(parts, open_rows, strict=True):

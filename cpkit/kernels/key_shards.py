@@ -99,8 +99,8 @@ class KeyShards:
 
     def lines(self) -> torch.Tensor:
         """[lines, dim] float8_e4m3fn: the buffer, of which some lines are the values of a key if they are aligned."""
-        flat = self.packed.view(-1)
-        return flat[: len(flat) // self.dim * self.dim].view(torch.float8_e4m3fn).view(-1, self.dim)
+        num_lines = self.packed.numel() // self.dim
+        return self.packed.view(-1)[: num_lines * self.dim].view(torch.float8_e4m3fn).view(num_lines, self.dim)
 
     def words(self, dtype: torch.dtype) -> torch.Tensor:
         """[words] fp32 or int32: the same buffer, of which some words are scales."""

@@ -3,9 +3,10 @@
     out[m, n] = k_scale[n] * sum over heads h of weights[m, h] * max(0, q[m, h] . k[n])   key_start[m] <= n < key_end[m]
 
 q: [M, H, 128] fp8 e4m3, H = 32 or 64, q's scale and the softmax and head scales folded into weights: [M, H] fp32;
-keys: k [N, 128] fp8 e4m3 and k_scale [N] fp32; key_start, key_end: [M] int32, cut to 0 .. N. Result: [M, N] fp32.
-Outside its range a row of `out` is not written, and not computed beyond the tile that holds the bound; top-k reads
-nothing there. `outside="-inf"` asks for -inf instead, at the price of one more pass over the matrix.
+keys: k [N, 128] fp8 e4m3 and k_scale [N] fp32, or the N keys of shards (key_shards.py), n their place in token order;
+key_start, key_end: [M] int32, cut to 0 .. N. Result: [M, N] fp32; keys of shards give the bits that the same keys give
+in token order. Outside its range a row of `out` is not written, and not computed beyond the tile that holds the bound;
+top-k reads nothing there. `outside="-inf"` asks for -inf instead, at the price of one more pass over the matrix.
 
     M=3 query tokens at the end of a request of 5 keys; . is not written
 
@@ -27,8 +28,9 @@ import triton.language as tl
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
+from cpkit.kernels.gather_keys import ordered_keys
 from cpkit.kernels.gpu_kind import gpu_kind
-from cpkit.kernels.key_shards import IndexKeys
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, place_in_shards, shard_rows
 from cpkit.kernels.mqa_logits_torch import tiled_logits
 from cpkit.kernels.mqa_operands import Operands
 
@@ -39,7 +41,7 @@ Outside = Literal["unwritten", "-inf"]
 
 def mqa_logits_reference(
     q: torch.Tensor,
-    keys: IndexKeys,
+    keys: IndexKeys | KeyShards,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -47,7 +49,7 @@ def mqa_logits_reference(
     outside: Outside = "unwritten",
 ) -> torch.Tensor:
     """The same in float32, one row at a time; what the kernel leaves unwritten is NaN here."""
-    k, k_scale = keys
+    k, k_scale = ordered_keys(keys)
     out = torch.full((len(q), len(k)), float("-inf" if outside == "-inf" else "nan"), device=q.device)
     key = torch.arange(len(k), device=q.device)
     for m in range(q.shape[0]):
@@ -60,17 +62,21 @@ def mqa_logits_reference(
 
 @triton.jit(
     do_not_specialize=[
-        "k_scale", "key_start", "key_end", "out", "M", "N", "q_lines", "k_lines", "w_lines", "out_stride"
+        "k_scale", "key_start", "key_end", "out", "M", "N", "q_lines", "k_lines", "w_lines", "out_stride",
+        "local_start", "num_regions", "steps", "dcp_size", "interleave", "keys_per_rank",
     ]
 )  # fmt: skip
 def _mqa_logits_kernel(
     q, k, k_scale, weights, key_start, key_end, out, M: tl.int32, N: tl.int32,
     q_lines: tl.int64, k_lines: tl.int64, w_lines: tl.int64, out_stride: tl.int64,
+    local_start, num_regions: tl.int32, steps: tl.int32, dcp_size: tl.int32, interleave: tl.int32,
+    keys_per_rank: tl.int32, SHARDS: tl.constexpr,
     H: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """ROWS query rows against CHUNK keys; columns of the product are (row, head), so a key's heads lie in a quad.
 
-    q_lines, k_lines, w_lines: from row to row, in lines of 16 bytes.
+    q_lines, k_lines, w_lines: from row to row, in lines of 16 bytes. SHARDS: k and k_scale are the lines and words of
+    shards; else what follows out_stride is not read.
     """
     q_stride = q_lines * 16
     k_stride = k_lines * 16
@@ -90,9 +96,16 @@ def _mqa_logits_kernel(
     last = tl.max(tl.where(start < end, end, 0), axis=0)
     while key < last:
         keys = key + tl.arange(0, BLOCK_N)
-        k_tile = tl.load(k + keys.to(tl.int64)[:, None] * k_stride + d[None, :], mask=(keys < N)[:, None], other=0.0)
+        row_of_key, scale_of_key = keys.to(tl.int64), keys
+        if SHARDS:
+            owner, shard_row = shard_rows(
+                local_start, tl.minimum(keys, N - 1), num_regions, steps, dcp_size, interleave, keys_per_rank
+            )
+            row_of_key, scale_of_key = place_in_shards(owner, shard_row, keys_per_rank, 32)
+        k_tile = tl.load(k + row_of_key[:, None] * k_stride + d[None, :], mask=(keys < N)[:, None], other=0.0)
         scores = tl.maximum(tl.dot(k_tile, q_cols), 0.0, propagate_nan=tl.PropagateNan.ALL) * w[None, :]
-        logits = tl.sum(scores.reshape(BLOCK_N, ROWS, H), axis=2) * tl.load(k_scale + keys, mask=keys < N)[:, None]
+        scale = tl.load(k_scale + scale_of_key, mask=keys < N)
+        logits = tl.sum(scores.reshape(BLOCK_N, ROWS, H), axis=2) * scale[:, None]
         allowed = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
         tl.store(out + rows[None, :] * out_stride + keys[:, None], logits, mask=allowed)
         key += BLOCK_N
@@ -100,7 +113,7 @@ def _mqa_logits_kernel(
 
 def mqa_logits(
     q: torch.Tensor,
-    keys: IndexKeys,
+    keys: IndexKeys | KeyShards,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -110,8 +123,8 @@ def mqa_logits(
     backend: str = "triton",
 ) -> torch.Tensor:
     """Score on the operands' device. triton: Hopper takes the kernel of mqa_logits_gluon.py, everything else the
-    portable one here; torch: any number of heads and values. Raises ConfigError for a backend that does not run here,
-    PlanError for what it does not take.
+    portable one here; torch: any number of heads and values, and shards are put into token order first. Raises
+    ConfigError for a backend that does not run here, PlanError for what it does not take.
 
     A range that ends before it starts is refused where the host can see it; on a GPU, which is not waited for, it is
     empty.
@@ -134,7 +147,7 @@ def mqa_logits(
     if M == 0 or N == 0:
         return out
     if backend == "torch":
-        tiled_logits(operands, out)
+        tiled_logits(Operands(q, ordered_keys(keys), weights, key_start, key_end), out)
         return out
     if gpu_kind(q.device) == "hopper":
         from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper  # Gluon exists for NVIDIA builds of Triton only
@@ -143,7 +156,11 @@ def mqa_logits(
         return out
     sizes = mqa_logits_sizes(H)
     grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
-    _mqa_logits_kernel[grid](*operands.all(), out, M, N, *operands.lines(), out.stride(0), H=H, **sizes, num_warps=8)
+    shards = isinstance(keys, KeyShards)
+    places = (keys.local_start, *keys.sizes()) if isinstance(keys, KeyShards) else (key_start, 0, 0, 0, 0, 0)
+    _mqa_logits_kernel[grid](
+        *operands.all(), out, M, N, *operands.lines(), out.stride(0), *places, SHARDS=shards, H=H, **sizes, num_warps=8
+    )
     return out
 
 

@@ -6,39 +6,48 @@ import torch
 
 from cpkit.errors import PlanError
 from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
-from cpkit.kernels.key_shards import IndexKeys
+from cpkit.kernels.gpu_kind import gpu_kind
+from cpkit.kernels.key_shards import IndexKeys, KeyShards
 
 ALIGNMENT = 16
 """Bytes that a kernel reads at once: rows of q, k and weights start at multiples of it."""
+LINE_VALUES = 128
+"""Values of a key in the kernels that read shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
     """M query tokens against N keys; mqa_logits.py has the formula.
 
-    q: [M, H, D] fp8 e4m3, weights: [M, H] fp32; keys: values [N, D] fp8 e4m3 and scales [N] fp32; key_start, key_end:
-    [M] int32.
+    q: [M, H, D] fp8 e4m3, weights: [M, H] fp32; keys: values [N, D] fp8 e4m3 and scales [N] fp32, or the N keys of
+    shards; key_start, key_end: [M] int32.
     """
 
     q: torch.Tensor
-    keys: IndexKeys
+    keys: IndexKeys | KeyShards
     weights: torch.Tensor
     key_start: torch.Tensor
     key_end: torch.Tensor
 
     def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the order in which every kernel takes them."""
-        return self.q, *self.keys, self.weights, self.key_start, self.key_end
+        """In the order in which every kernel takes them; of shards the buffer, as rows of values and as scales."""
+        return self.q, *self.key_memory(), self.weights, self.key_start, self.key_end
+
+    def key_memory(self) -> IndexKeys:
+        """The keys, or all lines and all words of the buffer that holds them."""
+        if isinstance(self.keys, KeyShards):
+            return self.keys.lines(), self.keys.words(torch.float32)
+        return self.keys
 
     @property
     def num_keys(self) -> int:
         """N."""
-        return len(self.keys[1])
+        return self.keys.num_keys if isinstance(self.keys, KeyShards) else len(self.keys[1])
 
     def lines(self) -> tuple[int, int, int]:
         """From row to row of q, k and weights, in lines of ALIGNMENT bytes."""
         q, weights = self.q.stride(0), self.weights.stride(0) * 4
-        return q // ALIGNMENT, self.keys[0].stride(0) // ALIGNMENT, weights // ALIGNMENT
+        return q // ALIGNMENT, self.key_memory()[0].stride(0) // ALIGNMENT, weights // ALIGNMENT
 
     def rows(self, some: slice | torch.Tensor) -> "Operands":
         """The same keys for some of the rows."""
@@ -48,11 +57,18 @@ class Operands:
     def check(self) -> None:
         """Raise PlanError unless the operands fit each other."""
         M, N, device = self.q.shape[0], self.num_keys, self.q.device
-        k, k_scale = self.keys
         check_tensor("q", self.q, torch.float8_e4m3fn, (M, None, None), device)
         _, H, D = self.q.shape
-        check_tensor("k", k, torch.float8_e4m3fn, (N, D), device)
-        check_tensor("k_scale", k_scale, torch.float32, (N,), device)
+        if isinstance(self.keys, KeyShards):
+            self.keys.check()
+            if self.keys.dim != D or self.keys.packed.device != device:
+                raise PlanError(
+                    f"keys of {self.keys.dim} values on {self.keys.packed.device} for q of {D} values on {device}"
+                )
+        else:
+            k, k_scale = self.keys
+            check_tensor("k", k, torch.float8_e4m3fn, (N, D), device)
+            check_tensor("k_scale", k_scale, torch.float32, (N,), device)
         check_tensor("weights", self.weights, torch.float32, (M, H), device)
         check_tensor("key_start", self.key_start, torch.int32, (M,), device)
         check_tensor("key_end", self.key_end, torch.int32, (M,), device)
@@ -63,7 +79,12 @@ class Operands:
 
     def check_alignment(self) -> None:
         """Raise PlanError unless rows start where the kernels of backend='triton' read them."""
-        for name, tensor in (("q", self.q), ("k", self.keys[0]), ("weights", self.weights)):
+        if isinstance(self.keys, KeyShards) and not reads_shards(self.keys):
+            raise PlanError(
+                f"shards of {self.keys.keys_per_rank} keys, interleave {self.keys.interleave}: the kernels of "
+                "backend='triton' on this device read them in token order alone; call gather_keys first"
+            )
+        for name, tensor in (("q", self.q), ("k", self.key_memory()[0]), ("weights", self.weights)):
             apart = tensor.stride(0) * tensor.element_size()
             several = len(tensor) > 1 or name == "k"  # TMA looks at the distance of a lone key, too
             if tensor.data_ptr() % ALIGNMENT or (several and apart % ALIGNMENT):
@@ -72,3 +93,16 @@ class Operands:
                     f"backend='triton' read {ALIGNMENT} bytes at once and want rows to start at multiples of that: "
                     "call .clone(), and keep values and scales in buffers of their own"
                 )
+
+
+def reads_shards(shards: KeyShards) -> bool:
+    """Whether the kernels of backend='triton' score shards as they lie: values fill lines and, on Hopper, a tile of
+    keys is one rank's. Other shards are put into token order first.
+    """
+    if shards.dim != LINE_VALUES or not shards.is_aligned:
+        return False
+    if gpu_kind(shards.packed.device) != "hopper":
+        return True
+    from cpkit.kernels.mqa_items_gluon import TILE  # Gluon exists for NVIDIA builds of Triton only
+
+    return shards.interleave % TILE == 0

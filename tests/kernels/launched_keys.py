@@ -47,7 +47,7 @@ from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, 
 from cpkit.kernels.key_shards import KeyShards, empty_shard, packed_bytes
 from cpkit.kernels.meet import meet
 from cpkit.kernels.mqa_logits import mqa_logits
-from cpkit.kernels.mqa_operands import Operands
+from cpkit.kernels.mqa_operands import Operands, reads_shards
 from cpkit.kernels.paged_mqa_logits import paged_mqa_logits
 from cpkit.kernels.paged_rows import read_rows, write_rows
 from cpkit.kernels.position_slots import KeyBlocks, compact_shard_slots, compact_slots, gathered_slots, shard_slots
@@ -134,6 +134,12 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
     mqa_logits(*operands, out=logits, **b)
     if gpu == ["hopper"]:
         launch_listed(Operands(*operands), tensor(num_tokens, k), 2**60)
+    if d.pcp_size > 1 and d.dcp_size > 1 and not d.symmetric:
+        for held in (1, num_keys):
+            packed = tensor(d.dcp_size, packed_bytes(held, 128), dtype=torch.uint8)
+            shards = KeyShards(packed, tensor(num_tokens + 1)[offset:], 128, d.interleave)
+            if reads_shards(shards):
+                mqa_logits(q, shards, weights[:, :heads], ends, ends, **b)
     kept = topk(logits, ends, ends, k, **b)
     for ratio in {1, *(ratio for ratio, _ in d.states)}:
         order = KeyOrder(d.dcp_size, dcp_rank, max(d.interleave // ratio, 1), offset)

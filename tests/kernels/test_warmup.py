@@ -48,6 +48,15 @@ WORLDS = {
         "query_tokens": 3,
         "on": "hopper",
     },
+    "shards": {
+        "block_size": 64,
+        "pcp_size": 2,
+        "dcp_size": 2,
+        "interleave": 3,
+        "states": [],
+        "index_dim": 128,
+        "index_heads": 32,
+    },
     "many-lists": {
         "block_size": 64,
         "dcp_size": 9,

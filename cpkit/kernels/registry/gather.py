@@ -28,8 +28,10 @@ def cache_keys(deployment: KernelSizes) -> list[KernelEntry]:
     if not dim:
         return entries
     entries += [*_rows(dim, index_cache.SCALE_BYTES), *_tables(deployment), *_quantizers(deployment)]
-    if deployment.dcp_size > 1 and deployment.pcp_size > 1:
-        entries += _symmetric(deployment) if deployment.symmetric else _collective(dim)
+    if deployment.gathers_shards:
+        entries += _collective(dim)
+    elif deployment.dcp_size > 1 and deployment.pcp_size > 1:
+        entries += _symmetric(deployment)
     return entries
 
 

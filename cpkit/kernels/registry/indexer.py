@@ -15,7 +15,7 @@ from cpkit.kernels.registry.sizes import KernelSizes
 
 def indexer_kernels() -> list[KernelEntry]:
     """One entry for each kernel and each set of constants that the wrappers launch."""
-    entries = [entry for H in mqa_logits.NUM_HEADS for entry in (_portable_logits(H), *_hopper_logits(H))]
+    entries = [entry for H in mqa_logits.NUM_HEADS for entry in (*_portable_logits(H), *_hopper_logits(H))]
     return [*entries, *map(_topk, topk.TOPK)]
 
 
@@ -24,17 +24,25 @@ def indexer_keys(deployment: KernelSizes, gpu: GpuKind) -> list[KernelEntry]:
     H = deployment.index_heads
     if not H:
         return []
-    entries = _hopper_logits(H) if gpu == "hopper" else [_portable_logits(H)]
+    entries = _hopper_logits(H) if gpu == "hopper" else _portable_logits(H)
+    if not deployment.gathers_shards:
+        entries = [entry for entry in entries if not entry.constants.get("SHARDS")]
     if gpu == "other":
         entries.append(_topk(deployment.index_topk))
     return [*entries, *paged_logits_keys(deployment, gpu), *exchange_keys(deployment)]
 
 
-def _portable_logits(H: int) -> KernelEntry:
+def _portable_logits(H: int) -> list[KernelEntry]:
+    """Of keys side by side, and of shards."""
     types = {"q": "*fp8e4nv", "k": "*fp8e4nv", "out": "*fp32", **_common()}
-    types |= {"q_lines": "i64", "k_lines": "i64", "out_stride": "i64"}
-    sizes = {"H": H, **mqa_logits.mqa_logits_sizes(H)}
-    return KernelEntry(f"mqa_logits-H{H}", mqa_logits._mqa_logits_kernel, types, sizes, {"num_warps": 8})
+    types |= {"q_lines": "i64", "k_lines": "i64", "out_stride": "i64", "local_start": "*i32"}
+    types |= dict.fromkeys(("num_regions", "steps", "dcp_size", "interleave", "keys_per_rank"), "i32")
+    kernel, entries = mqa_logits._mqa_logits_kernel, []
+    for shards in (False, True):
+        name = f"mqa_logits-H{H}{'-shards' if shards else ''}"
+        sizes = {"SHARDS": shards, "H": H, **mqa_logits.mqa_logits_sizes(H)}
+        entries.append(KernelEntry(name, kernel, types, sizes, {"num_warps": 8}))
+    return entries
 
 
 def _hopper_logits(H: int) -> list[KernelEntry]:

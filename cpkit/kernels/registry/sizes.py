@@ -38,6 +38,11 @@ class KernelSizes:
     query_tokens: int = 1
     symmetric: bool = False
 
+    @property
+    def gathers_shards(self) -> bool:
+        """An all-gather brings the keys of all DCP ranks together, rank after rank."""
+        return self.pcp_size > 1 and self.dcp_size > 1 and not self.symmetric
+
     def ratios(self) -> list[int]:
         """Compress ratios of its caches, 1 (uncompressed keys) among them."""
         return sorted({1, *(ratio for ratio, _ in self.states)})
