@@ -137,7 +137,7 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
     if d.pcp_size > 1 and d.dcp_size > 1 and not d.symmetric:
         for held in (1, num_keys):
             packed = tensor(d.dcp_size, packed_bytes(held, 128), dtype=torch.uint8)
-            shards = KeyShards(packed, tensor(num_tokens + 1)[offset:], 128, d.interleave)
+            shards = KeyShards(packed, tensor(num_tokens + 2)[offset:], 128, d.interleave)
             if reads_shards(shards):
                 mqa_logits(q, shards, weights[:, :heads], ends, ends, **b)
     kept = topk(logits, ends, ends, k, **b)

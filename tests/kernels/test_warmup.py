@@ -52,7 +52,7 @@ WORLDS = {
         "block_size": 64,
         "pcp_size": 2,
         "dcp_size": 2,
-        "interleave": 3,
+        "interleave": 16,
         "states": [],
         "index_dim": 128,
         "index_heads": 32,
