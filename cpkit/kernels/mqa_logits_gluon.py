@@ -11,30 +11,36 @@ multiprocessor:
 (H = 64: 128 columns (row, head) are 2 rows; H = 32: 4 rows.) Keys are the tall side of the product, so all heads of a
 (row, key) lie in one quad of lanes, and their sum stays in its registers (head_sums_gluon.py).
 
-Which program does which rows and keys, in what order: mqa_items_gluon.py. Where only the logits that pass a bound are
-wanted, the same kernel lists these: mqa_survivors_gluon.py.
+Which program does which rows and keys, in what order: mqa_items_gluon.py; the loader: mqa_loader_gluon.py. Where only
+the logits that pass a bound are wanted, the same kernel lists these: mqa_survivors_gluon.py.
 """
+
+from typing import Any
 
 import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
-from cpkit.kernels.mqa_items_gluon import TILE, block_and_chunk, choose_chunk, item_of_lap
+from cpkit.kernels.key_shards import KeyShards
+from cpkit.kernels.mqa_items_gluon import choose_chunk, item_of_lap
+from cpkit.kernels.mqa_loader_gluon import (
+    BLOCK_N,
+    COLS,
+    GROUPS,
+    NUM_K,
+    NUM_Q,
+    D,
+    keys_of_item,
+    load_partition,
+    operand_row,
+)
 from cpkit.kernels.mqa_operands import Operands
+from cpkit.kernels.mqa_shards_gluon import part_of_region, region_of
 from cpkit.kernels.mqa_survivors_gluon import claim_places, list_passing
-
-D = gl.constexpr(128)
-COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
-BLOCK_N = gl.constexpr(TILE)  # keys of one wgmma
-GROUPS = gl.constexpr(4)  # column groups of a query block: two for each scorer
-NUM_Q = gl.constexpr(2)  # query blocks in shared memory: the next one loads while this one is scored
-NUM_K = gl.constexpr(6)  # key tiles in shared memory
-
-_tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in newer Triton; in 3.6
 
 
 @gluon.jit
@@ -46,66 +52,41 @@ def _write(logits, keys, group):
 
 
 @gluon.jit
-def _item(item, work, H: gl.constexpr):
-    """First query row of an item and the keys of its chunk that any of its rows may score; (row, n, n) if none."""
-    key_start, key_end, M, N, num_blocks, _, chunk_keys = work
-    ROWS: gl.constexpr = GROUPS * COLS // H
-    block, chunk = block_and_chunk(item, num_blocks)
-    row = block * ROWS
-    chunk_start = chunk * chunk_keys
-    rows = row + gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    start = gl.maximum(gl.load(key_start + rows, mask=rows < M, other=N), 0)
-    end = gl.minimum(gl.load(key_end + rows, mask=rows < M, other=0), N)
-    first = gl.maximum(gl.min(gl.where(start < end, start, N), axis=0), chunk_start)
-    last = gl.minimum(gl.max(end, axis=0), chunk_start + chunk_keys)
-    return row, first, gl.maximum(first, last)
-
-
-@gluon.jit
-def _load_partition(q_desc, k_desc, work, buffers, H: gl.constexpr):
-    q_bufs, k_bufs, q_ready, q_free, k_ready, k_free = buffers
-    num_items = work[5]
-    turn = 0
-    tile = 0
-    for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
-        row, first, last = _item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, H)
-        if first < last:
-            slot = turn % NUM_Q
-            mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
-            mbarrier.expect(q_ready.index(slot), GROUPS * COLS * D)
-            for group in gl.static_range(GROUPS):
-                column = row * H + group * COLS
-                _tma_load(q_desc, [column, 0], q_ready.index(slot), q_bufs.index(slot * GROUPS + group))
-            turn += 1
-            for key in range(first, last, BLOCK_N):
-                stage = tile % NUM_K
-                mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
-                mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
-                _tma_load(k_desc, [key, 0], k_ready.index(stage), k_bufs.index(stage))
-                tile += 1
-
-
-@gluon.jit
-def _group_inputs(rows, weight_rows, heads, span, tensors, work, sink, LIST: gl.constexpr):
+def _group_inputs(own, weight_rows, heads, span, weights, rows, sink, LIST: gl.constexpr, OPEN: gl.constexpr):
     """Of one column group: its weights by column, halved; its rows, their ranges within the item's keys, and their
     bounds, (score, last key), or where their logits go.
     """
-    _, weights, w_stride = tensors
-    key_start, key_end, M, _, _, _, _ = work
-    w = gl.load(weights + weight_rows.to(gl.int64) * w_stride + heads, mask=weight_rows < M, other=0.0) * 0.5
-    start = gl.maximum(gl.load(key_start + rows, mask=rows < M, other=0), span[0])
-    end = gl.minimum(gl.load(key_end + rows, mask=rows < M, other=0), span[1])
+    key_start, key_end, M = rows[0], rows[1], rows[2]
+    weight_at = operand_row(weight_rows, rows, OPEN).to(gl.int64) * weights[1]
+    w = gl.load(weights[0] + weight_at + heads, mask=weight_rows < M, other=0.0) * 0.5
+    at = operand_row(own, rows, OPEN)
+    start = gl.maximum(gl.load(key_start + at, mask=own < M, other=0), span[0])
+    end = gl.minimum(gl.load(key_end + at, mask=own < M, other=0), span[1])
     if LIST:
-        score = gl.load(sink[0] + rows, mask=rows < M, other=0.0)
-        return w, (rows, start, end, score, gl.load(sink[1] + rows, mask=rows < M, other=0))
+        score = gl.load(sink[0] + own, mask=own < M, other=0.0)
+        return w, (own, start, end, score, gl.load(sink[1] + own, mask=own < M, other=0))
     else:
-        return w, (rows, start, end, sink[0] + rows.to(gl.int64) * sink[1])
+        return w, (own, start, end, sink[0] + own.to(gl.int64) * sink[1])
 
 
 @gluon.jit
-def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.constexpr, LIST: gl.constexpr):
-    q_bufs, _, q_ready, q_free, _, _ = buffers
-    num_items = work[5]
+def _within(group, begin, stop, LIST: gl.constexpr):
+    """A column group whose rows see no keys outside begin .. stop - 1."""
+    start = gl.maximum(group[1], begin)
+    end = gl.minimum(group[2], stop)
+    if LIST:
+        return (group[0], start, end, group[3], group[4])
+    else:
+        return (group[0], start, end, group[3])
+
+
+@gluon.jit
+def _score_partition(
+    keys, weights, work, rows, sink, buffers, H: gl.constexpr, SCORER: gl.constexpr, LIST: gl.constexpr,
+    OPEN: gl.constexpr, SHARDS: gl.constexpr,
+):  # fmt: skip
+    q_bufs, _, _, q_ready, q_free, _, _ = buffers
+    num_items = work[2]
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
     own_rows = SCORER * 2 * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, gl.SliceLayout(2, owner_layout(Q))))
@@ -115,23 +96,39 @@ def _score_partition(tensors, work, sink, buffers, H: gl.constexpr, SCORER: gl.c
     turn = 0
     tile = 0
     for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
-        row, first, last = _item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, H)
+        row, first, last = keys_of_item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, rows, H, OPEN)
         span = (first, last)
-        w0, group0 = _group_inputs(row + own_rows, row + col_rows, heads, span, tensors, work, sink, LIST)
-        w1, group1 = _group_inputs(row + Q + own_rows, row + Q + col_rows, heads, span, tensors, work, sink, LIST)
+        w0, group0 = _group_inputs(row + own_rows, row + col_rows, heads, span, weights, rows, sink, LIST, OPEN)
+        w1, group1 = _group_inputs(row + Q + own_rows, row + Q + col_rows, heads, span, weights, rows, sink, LIST, OPEN)
         if first < last:
             slot = turn % NUM_Q
             mbarrier.wait(q_ready.index(slot), turn // NUM_Q & 1)
             q0 = q_bufs.index(slot * GROUPS + SCORER * 2).permute((1, 0))
             q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
-            halves = ((q0, w0, group0), (q1, w1, group1))
-            tile = _score_keys(halves, span, tile, tensors, work, sink, buffers, H, LIST)
+            if SHARDS:
+                shards = keys[1]
+                region = region_of(first, shards)
+                while (first < last) & (region < shards[1]):
+                    begin, stop, first_tile = part_of_region(region, first, last, shards)
+                    half0 = (q0, w0, _within(group0, begin, stop, LIST))
+                    half1 = (q1, w1, _within(group1, begin, stop, LIST))
+                    if begin < stop:
+                        tiles = (first_tile, stop)
+                        tile = _score_keys((half0, half1), tiles, tile, keys, work, rows, sink, buffers, H, LIST, True)
+                    first = stop
+                    region += 1
+            else:
+                halves = ((q0, w0, group0), (q1, w1, group1))
+                tile = _score_keys(halves, span, tile, keys, work, rows, sink, buffers, H, LIST, False)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
 
 
 @gluon.jit
-def _score_keys(halves, span, tile, tensors, work, sink, buffers, H: gl.constexpr, LIST: gl.constexpr):
+def _score_keys(
+    halves, span, tile, key_source, work, rows, sink, buffers, H: gl.constexpr, LIST: gl.constexpr,
+    SHARDS: gl.constexpr,
+):  # fmt: skip
     """A scorer's two column groups of an item against its keys, from the tile that is next in shared memory.
 
     Returns the tile behind the last.
@@ -139,16 +136,17 @@ def _score_keys(halves, span, tile, tensors, work, sink, buffers, H: gl.constexp
     q0, w0, group0 = halves[0]
     q1, w1, group1 = halves[1]
     first, last = span
-    _, k_bufs, _, _, k_ready, k_free = buffers
-    k_scale = tensors[0]
-    _, _, M, N, _, _, _ = work
+    _, k_bufs, s_bufs, _, _, k_ready, k_free = buffers
+    k_scale = key_source[0]
+    N = work[0]
+    M = rows[2]
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
     owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
     # The order of a turn's instructions is ptxas's, and these two steer it. In trials on an H200 lists took 5 % longer
     # the other way with 64 heads and 10 to 15 % with 32, written logits 1 to 4 %.
     CHAINS_FIRST: gl.constexpr = LIST and H == 64
-    SCALE_FIRST: gl.constexpr = not (LIST and H == 32)
+    SCALE_FIRST: gl.constexpr = not (LIST and H == 32) and not SHARDS
     lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
     acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
     acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
@@ -163,12 +161,14 @@ def _score_keys(halves, span, tile, tensors, work, sink, buffers, H: gl.constexp
             scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
         mbarrier.wait(k_ready.index(stage), tile // NUM_K & 1)
         run0 = warpgroup_mma(k_bufs.index(stage), q0, acc0, use_acc=False, is_async=True)
-        if not SCALE_FIRST:
+        if not SCALE_FIRST and not SHARDS:
             scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
         run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
         if LIST:
             claimed = claim_places(found, keys - BLOCK_N, group0, group1, counts, M)
         acc0 = warpgroup_mma_wait(1, deps=(run0,))
+        if SHARDS:
+            scale = s_bufs.index(stage).load(gl.SliceLayout(1, owner))
         logits0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST) * gl.expand_dims(scale, 1)
         if LIST:
             list_passing(found, keys - BLOCK_N, claimed, group0, group1, survivors, room)
@@ -192,7 +192,11 @@ def _score_keys(halves, span, tile, tensors, work, sink, buffers, H: gl.constexp
 
 
 @gluon.jit
-def _score(q_desc, k_desc, tensors, work, sink, H: gl.constexpr, LIST: gl.constexpr):
+def _score(
+    q_desc, k_desc, keys, weights, work, rows, sink, H: gl.constexpr, LIST: gl.constexpr, OPEN: gl.constexpr,
+    SHARDS: gl.constexpr,
+):  # fmt: skip
+    """weights: the tensor, and floats from row to row; sink: where results go; the others as the loader has them."""
     q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q * GROUPS, COLS, D], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(k_desc.dtype, [NUM_K, BLOCK_N, D], k_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [NUM_Q, 1], mbarrier.MBarrierLayout())
@@ -205,54 +209,93 @@ def _score(q_desc, k_desc, tensors, work, sink, H: gl.constexpr, LIST: gl.conste
     for i in gl.static_range(NUM_K):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
-    buffers = (q_bufs, k_bufs, q_ready, q_free, k_ready, k_free)
+    if SHARDS:
+        s_bufs = gl.allocate_shared_memory(gl.float32, [NUM_K, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    else:
+        s_bufs = k_bufs  # scales are read where they are needed
+    buffers = (q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free)
     gl.warp_specialize(
         [
-            (_score_partition, (tensors, work, sink, buffers, H, 0, LIST)),
-            (_score_partition, (tensors, work, sink, buffers, H, 1, LIST)),
-            (_load_partition, (q_desc, k_desc, work, buffers, H)),
+            (_score_partition, (keys, weights, work, rows, sink, buffers, H, 0, LIST, OPEN, SHARDS)),
+            (_score_partition, (keys, weights, work, rows, sink, buffers, H, 1, LIST, OPEN, SHARDS)),
+            (load_partition, (q_desc, k_desc, keys, work, rows, buffers, H, OPEN, SHARDS)),
         ],
         [4, 1],
         [240, 24],
     )
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "k_scale", "key_start", "key_end", "out", "M", "N", "w_lines", "out_stride", "num_items",
-        "chunk_keys",
-    ]
-)  # fmt: skip
+@gluon.jit
+def _rows(key_start, key_end, num_rows, open_rows, first_open, OPEN: gl.constexpr):
+    """All query rows, or those of a list from its place first_open on, as many as there are."""
+    if OPEN:
+        num_open = gl.maximum(gl.load(open_rows) - first_open, 0)
+        return (key_start, key_end, gl.minimum(num_open, num_rows), open_rows + 1 + first_open)
+    else:
+        return (key_start, key_end, num_rows)
+
+
+@gluon.jit
+def _keys(scales, shards, SHARDS: gl.constexpr):
+    """Scales of keys in token order, or of shards."""
+    if SHARDS:
+        return (scales, shards)
+    else:
+        return (scales,)
+
+
+_COMMON = [
+    "k_scale", "key_start", "key_end", "local_start", "M", "N", "w_lines", "num_items", "chunk_keys", "num_regions",
+    "steps", "ranks", "interleave", "shard_keys",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["out", "open_rows", "out_stride", "first_open", *_COMMON])
 def _mqa_logits_hopper_kernel(
-    q_desc, k_desc, k_scale, weights, key_start, key_end, out, M: gl.int32, N: gl.int32, w_lines: gl.int64,
-    out_stride: gl.int64, num_items: gl.int32, chunk_keys: gl.int32, H: gl.constexpr,
+    q_desc, k_desc, k_scale, weights, key_start, key_end, out, open_rows, M: gl.int32, N: gl.int32,
+    w_lines: gl.int64, out_stride: gl.int64, num_items: gl.int32, chunk_keys: gl.int32, first_open: gl.int32,
+    local_start, num_regions: gl.int32, steps: gl.int32, ranks: gl.int32, interleave: gl.int32, shard_keys: gl.int32,
+    H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
-    work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
-    _score(q_desc, k_desc, (k_scale, weights, w_lines * 4), work, (out, out_stride), H, False)
+    """open_rows, first_open: where rows are listed (OPEN). local_start .. shard_keys: of shards (SHARDS)."""
+    rows = _rows(key_start, key_end, M, open_rows, first_open, OPEN)
+    num_blocks = gl.cdiv(rows[2], GROUPS * COLS // H)
+    if OPEN:
+        num_items = num_blocks * gl.cdiv(N, chunk_keys)
+    work = (N, num_blocks, num_items, chunk_keys)
+    keys = _keys(k_scale, (local_start, num_regions, steps, ranks, interleave, shard_keys), SHARDS)
+    _score(q_desc, k_desc, keys, (weights, w_lines * 4), work, rows, (out, out_stride), H, False, OPEN, SHARDS)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "k_scale", "key_start", "key_end", "bound_score", "bound_key", "survivors", "counts", "M", "N",
-        "w_lines", "room", "num_items", "chunk_keys",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=["bound_score", "bound_key", "survivors", "counts", "room", *_COMMON])
 def _mqa_survivors_hopper_kernel(
     q_desc, k_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts, M: gl.int32,
-    N: gl.int32, w_lines: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32, H: gl.constexpr,
+    N: gl.int32, w_lines: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32,
+    local_start, num_regions: gl.int32, steps: gl.int32, ranks: gl.int32, interleave: gl.int32, shard_keys: gl.int32,
+    H: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
-    work = (key_start, key_end, M, N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
+    keys = _keys(k_scale, (local_start, num_regions, steps, ranks, interleave, shard_keys), SHARDS)
+    work = (N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
+    rows = (key_start, key_end, M)
     sink = (bound_score, bound_key, survivors, counts, room)
-    _score(q_desc, k_desc, (k_scale, weights, w_lines * 4), work, sink, H, True)
+    _score(q_desc, k_desc, keys, (weights, w_lines * 4), work, rows, sink, H, True, False, SHARDS)
 
 
 def mqa_logits_hopper(operands: Operands, out: torch.Tensor) -> None:
     """Write the logits; arguments as mqa_logits checked them, M and N at least 1."""
-    _, _, *tensors = operands.all()
-    grid, descriptors, sizes = _launch_of(operands, out.stride(0))
-    _mqa_logits_hopper_kernel[grid](
-        *descriptors, *tensors, out, *sizes, H=operands.q.shape[1], num_warps=4, maxnreg=168
-    )
+    not_read = operands.key_start
+    results = (out, not_read), out.stride(0)
+    _launch(_mqa_logits_hopper_kernel, operands, len(operands.q), results, 0, box=COLS.value, OPEN=False)
+
+
+def mqa_open_logits_hopper(operands: Operands, open_rows: torch.Tensor, first: int, out: torch.Tensor) -> None:
+    """Write the logits of rows that only the device knows: open_rows [1 + M] int32, their number and which they are.
+
+    out: [rows, N] fp32; its row i takes the logits of row open_rows[1 + first + i], if there are so many.
+    """
+    H, most = operands.q.shape[1], min(len(out), len(operands.q))
+    results = (out, open_rows), out.stride(0)
+    _launch(_mqa_logits_hopper_kernel, operands, most, results, first, box=H, OPEN=True)
 
 
 def mqa_survivors_hopper(
@@ -263,25 +306,34 @@ def mqa_survivors_hopper(
     bounds: score [M] fp32 and last key [M] int32. survivors: [M, room] int64 takes (score bits << 32 | key) in no
     order; counts: [M] int32, zeros before, says how many passed, also where they did not fit.
     """
-    _, _, *tensors = operands.all()
-    grid, descriptors, sizes = _launch_of(operands, survivors.stride(0))
-    _mqa_survivors_hopper_kernel[grid](
-        *descriptors, *tensors, *bounds, survivors, counts, *sizes, H=operands.q.shape[1], num_warps=4, maxnreg=168
-    )
+    results = (*bounds, survivors, counts), survivors.stride(0)
+    _launch(_mqa_survivors_hopper_kernel, operands, len(operands.q), results, box=COLS.value)
 
 
-def _launch_of(
-    operands: Operands, result_stride: int
-) -> tuple[tuple[int], tuple[TensorDescriptor, ...], tuple[int, ...]]:
-    """Grid, descriptors of q and k, and the sizes behind the tensors: M .. chunk_keys."""
-    q, k = operands.q, operands.keys[0]
-    M, H, N = q.shape[0], q.shape[1], operands.num_keys
+def _launch(
+    kernel: Any,
+    operands: Operands,
+    num_rows: int,
+    results: tuple[tuple[torch.Tensor, ...], int],
+    *first: int,
+    box: int,
+    **constants: bool,
+) -> None:
+    """For num_rows query rows; box: columns (row, head) that are read at once; results: tensors, and their stride."""
+    q, k, *tensors = operands.all()
+    H, N = q.shape[1], operands.num_keys
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    q_desc = TensorDescriptor.from_tensor(q.reshape(M * H, D.value), [COLS.value, D.value], layout)
+    q_desc = TensorDescriptor.from_tensor(q.reshape(-1, D.value), [box, D.value], layout)
     k_desc = TensorDescriptor.from_tensor(k, [BLOCK_N.value, D.value], layout)
     sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-    num_blocks = triton.cdiv(M * H, GROUPS.value * COLS.value)
-    chunk_keys = choose_chunk(M, N, num_blocks, sms)
+    num_blocks = triton.cdiv(num_rows * H, GROUPS.value * COLS.value)
+    chunk_keys = choose_chunk(num_rows, N, num_blocks, sms)
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
-    sizes = (M, N, operands.lines()[2], result_stride, num_items, chunk_keys)
-    return (min(sms, num_items),), (q_desc, k_desc), sizes
+    numbers = (num_rows, N, operands.lines()[2], results[1], num_items, chunk_keys, *first)
+    shards = isinstance(operands.keys, KeyShards)
+    not_read = (operands.key_start, 0, 0, 0, 0, 0)
+    places = (operands.keys.local_start, *operands.keys.sizes()) if isinstance(operands.keys, KeyShards) else not_read
+    kernel[(min(sms, num_items),)](
+        q_desc, k_desc, *tensors, *results[0], *numbers, *places, H=H, SHARDS=shards, **constants, num_warps=4,
+        maxnreg=168,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ where topk.cu, which is no kernel of this list, does not run.
 from cpkit.kernels import mqa_logits, topk
 from cpkit.kernels import mqa_logits_gluon as hopper
 from cpkit.kernels.gpu_kind import GpuKind
+from cpkit.kernels.mqa_items_gluon import TILE
 from cpkit.kernels.registry.entry import KernelEntry, descriptor
 from cpkit.kernels.registry.exchange import exchange_keys
 from cpkit.kernels.registry.paged_logits import paged_logits_keys
@@ -25,7 +26,9 @@ def indexer_keys(deployment: KernelSizes, gpu: GpuKind) -> list[KernelEntry]:
     if not H:
         return []
     entries = _hopper_logits(H) if gpu == "hopper" else _portable_logits(H)
-    if not deployment.gathers_shards:
+    turns = [max(deployment.interleave // ratio, 1) for ratio in deployment.ratios()]
+    whole_tiles = gpu != "hopper" or any(turn % TILE == 0 for turn in turns)
+    if not (deployment.gathers_shards and whole_tiles):
         entries = [entry for entry in entries if not entry.constants.get("SHARDS")]
     if gpu == "other":
         entries.append(_topk(deployment.index_topk))
@@ -46,17 +49,28 @@ def _portable_logits(H: int) -> list[KernelEntry]:
 
 
 def _hopper_logits(H: int) -> list[KernelEntry]:
-    """Logits, and the same kernel where it lists those that pass a bound. wgmma is an instruction of sm_90 alone."""
-    tiles = {"q_desc": descriptor("fp8e4nv", (128, 128)), "k_desc": descriptor("fp8e4nv", (64, 128)), **_common()}
-    tiles |= {"num_items": "i32", "chunk_keys": "i32"}
+    """Logits of all rows, and of those that a list names; and the same kernel where it lists those that pass a bound.
+    Of keys side by side, and of shards. wgmma is an instruction of sm_90 alone.
+    """
+    tiles = {"k_desc": descriptor("fp8e4nv", (64, 128)), **_common(), "num_items": "i32", "chunk_keys": "i32"}
+    tiles |= {
+        "local_start": "*i32",
+        **dict.fromkeys(("num_regions", "steps", "ranks", "interleave", "shard_keys"), "i32"),
+    }
+    written = {"out": "*fp32", "out_stride": "i64", "open_rows": "*i32", "first_open": "i32"}
     lists = {"bound_score": "*fp32", "bound_key": "*i32", "survivors": "*i64", "counts": "*i32", "room": "i32"}
-    options, targets = {"num_warps": 4, "maxnreg": 168}, ("sm_90",)
-    kernel, types = hopper._mqa_logits_hopper_kernel, {**tiles, "out": "*fp32", "out_stride": "i64"}
-    logits = KernelEntry(f"mqa_logits_hopper-H{H}", kernel, types, {"H": H}, options, targets)
-    kernel, types = hopper._mqa_survivors_hopper_kernel, {**tiles, **lists}
-    # spills under triton 3.6 alone
-    survivors = KernelEntry(f"mqa_survivors_hopper-H{H}", kernel, types, {"H": H}, options, targets, spill_bytes=64)
-    return [logits, survivors]
+    options, targets, entries = {"num_warps": 4, "maxnreg": 168}, ("sm_90",), []
+    for shards, label in ((False, ""), (True, "-shards")):
+        for listed, box in ((False, 128), (True, H)):
+            types = {"q_desc": descriptor("fp8e4nv", (box, 128)), **tiles, **written}
+            sizes = {"H": H, "OPEN": listed, "SHARDS": shards}
+            name, kernel = f"mqa_logits_hopper-H{H}{label}{'-open' if listed else ''}", hopper._mqa_logits_hopper_kernel
+            entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=32 if shards else 0))
+        types = {"q_desc": descriptor("fp8e4nv", (128, 128)), **tiles, **lists}
+        name, kernel = f"mqa_survivors_hopper-H{H}{label}", hopper._mqa_survivors_hopper_kernel
+        sizes, spill = {"H": H, "SHARDS": shards}, 128 if shards else 64  # under triton 3.6 alone
+        entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=spill))
+    return entries
 
 
 def _common() -> dict[str, str]:
