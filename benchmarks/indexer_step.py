@@ -9,9 +9,9 @@ in the same job, and the speed-up is its time over that of a world, the slowest 
 the keys that one rank selects, to the bit, before it is timed.
 
 Stages lie between events on the stream; the host queues a step behind a wait of some milliseconds, so that launches
-do not show. `listed` selects without written logits and waits for the device once, which shows. DIR holds the peers
-(`deep_gemm/`, `vllm_c.so`), which run on one GPU. The floor: products of fp8 matrices and bytes, each once, at the
-rates of the same run; logits are in no floor. Either run replaces its own part of the file, context by context.
+do not show. `listed` selects without written logits. DIR holds the peers (`deep_gemm/`, `vllm_c.so`), which run on one
+GPU. The floor: products of fp8 matrices and bytes, each once, at the rates of the same run; logits are in no floor.
+Either run replaces its own part of the file, context by context.
 """
 
 import argparse

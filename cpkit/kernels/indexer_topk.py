@@ -10,12 +10,13 @@ How it is done on Hopper, for 131,072 keys and num_kept = 2,048:
     every 48th key    -> logits -> a bound for each row that 76 of its samples pass: more than 2,048 keys do, fewer than
                                    6,016, but for a few rows in a million
     all keys          -> logits -> those that pass go to the row's list, the others nowhere
-    lists             -> the 2,048 best
+    lists             -> the 2,048 best; rows with too few or too many in their list are left open
+    open rows         -> logits, where the lists were -> the 2,048 best
 
 A key passes by (score, position), so equal scores do no harm; samples lie at hashed places of equal strata, so no order
-of keys does. Rows with too few or too many in their list are counted, the host reads the count, and for them alone
-logits are written, some rows at a time. All rows go this way where their logits fit the workspace, where a row's list
-would be no smaller than its logits, and elsewhere than on Hopper.
+of keys does. Which rows are open only the device knows: the host launches the last line often enough for all rows, and
+launches that find none left end at once. Where the logits of all rows fit the workspace, where a row's list would be no
+smaller than its logits, and elsewhere than on Hopper, logits are written for every row, some rows at a time.
 """
 
 from functools import lru_cache
@@ -64,8 +65,8 @@ def indexer_topk(
     backend: str = "triton",
     workspace_bytes: int = WORKSPACE_BYTES,
 ) -> torch.Tensor:
-    """Select on the operands' device; on Hopper the host waits for it once. Raises ConfigError for what a backend is
-    not built for, PlanError for operands that do not fit.
+    """Select on the operands' device. By triton it is not waited for, and a CUDA graph may capture a call. Raises
+    ConfigError for what a backend is not built for, PlanError for operands that do not fit.
     """
     check_backend("indexer_topk", backend, BACKENDS, compiled=_mqa_logits_kernel, device=q.device)
     check_positive(num_kept=num_kept, workspace_bytes=workspace_bytes)
@@ -83,7 +84,7 @@ def indexer_topk(
     check_tensor("out", out, torch.int32, (M, num_kept), q.device)
     hopper = backend == "triton" and gpu_kind(q.device) == "hopper"
     if hopper and workspace_bytes < 4 * M * N and 8 * list_sizes(N)[1] < 4 * N:
-        close_open_rows(operands, out, launch_listed(operands, out, workspace_bytes), workspace_bytes)
+        select_listed(operands, out, workspace_bytes)
     else:
         for part in split_rows(M, 4 * N, workspace_bytes):
             _select_written(operands, part, out, backend)
@@ -99,6 +100,19 @@ def list_sizes(num_keys: int) -> tuple[int, int]:
     return stride, ROOM if stride == SAMPLE_STRIDE else CAPACITY
 
 
+def logits_stride(num_keys: int) -> int:
+    """Floats from row to row of logits in the memory of the lists: a multiple of 32."""
+    return -(-num_keys // 32) * 32
+
+
+def list_bytes(num_rows: int, num_keys: int) -> int:
+    """Memory of the lists of some rows, and for the logits of at least 8 of those that they leave open.
+
+    4,096 rows of 131,072 keys -> 197,132,288, 376 rows of logits;  64 of 1,048,576 -> 33,554,432, 8 rows of logits
+    """
+    return max(8 * list_sizes(num_keys)[1] * num_rows, 4 * logits_stride(num_keys) * min(num_rows, 8))
+
+
 def split_rows(num_rows: int, row_bytes: int, workspace_bytes: int) -> list[slice]:
     """Equal parts of the rows, a multiple of 8 each but the last, that fit the workspace; 8 rows at the least.
 
@@ -110,39 +124,28 @@ def split_rows(num_rows: int, row_bytes: int, workspace_bytes: int) -> list[slic
     return [slice(first, min(first + rows, num_rows)) for first in range(0, num_rows, rows)]
 
 
-def _select_written(operands: Operands, part: slice | torch.Tensor, out: torch.Tensor, backend: str) -> None:
+def _select_written(operands: Operands, part: slice, out: torch.Tensor, backend: str) -> None:
     """Some rows by their logits."""
     rows = operands.rows(part)
     logits = mqa_logits(rows.q, rows.keys, rows.weights, rows.key_start, rows.key_end, backend=backend)
     out[part] = topk(logits, rows.key_start, rows.key_end, out.shape[1], backend=backend)
 
 
-def launch_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -> list[torch.Tensor]:
-    """Select all rows by lists of the keys that pass their bounds. Nothing waits: a CUDA graph may capture it.
-
-    Returns for each part of the rows [1 + rows] int32: how many are left open, and which, counted within the part.
-    """
+def select_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -> None:
+    """Select all rows by lists of the keys that pass their bounds, and by logits those that these leave open."""
     M, N = operands.q.shape[0], operands.num_keys
     stride, room = list_sizes(N)
     parts = split_rows(M, 8 * room, workspace_bytes)
-    positions = sample_positions(N, stride, operands.q.device)
+    capturing = out.is_cuda and torch.cuda.is_current_stream_capturing()
+    positions = (sample_positions if capturing else _kept_positions)(N, stride, out.device)
     samples = pick_keys(operands.keys, positions, backend="triton")
-    lists = torch.empty(parts[0].stop, room, dtype=torch.int64, device=out.device)
-    open_rows = torch.zeros(len(parts), 1 + len(lists), dtype=torch.int32, device=out.device)
+    memory = torch.empty(list_bytes(parts[0].stop, N), dtype=torch.uint8, device=out.device)
+    open_rows = torch.zeros(len(parts), 1 + parts[0].stop, dtype=torch.int32, device=out.device)
     for part, left in zip(parts, open_rows, strict=True):
         rows = operands.rows(part)
-        _list_and_select(rows, positions, samples, lists[: len(rows.q)], out[part], left)
-    return list(open_rows)
-
-
-def close_open_rows(operands: Operands, out: torch.Tensor, open_rows: list[torch.Tensor], workspace_bytes: int) -> None:
-    """Select what launch_listed left open by logits. Waits for the device to learn how many rows there are."""
-    first = 0
-    for left, num_open in zip(open_rows, torch.stack(open_rows)[:, 0].tolist(), strict=True):
-        which = first + left[1 : 1 + num_open].long()
-        for some in split_rows(num_open, 4 * operands.num_keys, workspace_bytes):
-            _select_written(operands, which[some], out, "triton")
-        first += len(left) - 1
+        lists = memory[: 8 * room * len(rows.q)].view(torch.int64).view(-1, room)
+        _list_and_select(rows, positions, samples, lists, out[part], left)
+        _close(rows, left, memory, out[part])
 
 
 def _list_and_select(
@@ -174,7 +177,19 @@ def _list_and_select(
     launch("topk_survivors", M, device, lists, counts, *bounds, out, open_rows, N, out.stride(0), K, room)
 
 
-@lru_cache(maxsize=16)
+def _close(rows: Operands, open_rows: torch.Tensor, memory: torch.Tensor, out: torch.Tensor) -> None:
+    """Select by logits what is left open: in rounds, each of as many rows as the memory holds logits of."""
+    from cpkit.kernels.mqa_logits_gluon import mqa_open_logits_hopper
+
+    M, N, stride = len(rows.q), rows.num_keys, logits_stride(rows.num_keys)
+    logits = memory[: len(memory) // (4 * stride) * 4 * stride].view(torch.float32).view(-1, stride)[:, :N]
+    for some in split_rows(M, 4 * stride, len(memory)):
+        part, bounds = logits[: some.stop - some.start], (rows.key_start, rows.key_end)
+        mqa_open_logits_hopper(rows, open_rows, some.start, part)
+        sizes = (some.start, M, N, stride, out.stride(0), out.shape[1])
+        launch("topk_open", len(part), out.device, part, open_rows, *bounds, out, *sizes)
+
+
 def sample_positions(num_keys: int, stride: int, device: torch.device) -> torch.Tensor:
     """[keys / stride] int32, ascending: one key of each `stride`, at a hashed place.
 
@@ -183,3 +198,7 @@ def sample_positions(num_keys: int, stride: int, device: torch.device) -> torch.
     i = torch.arange(-(-num_keys // stride), device=device)
     hashed = (i * 0x9E3779B1 & 0xFFFFFFFF) >> 16
     return (i * stride + hashed % stride).clamp(max=num_keys - 1).int()
+
+
+_kept_positions = lru_cache(maxsize=16)(sample_positions)
+"""For calls that no CUDA graph captures: a graph reads what it was captured with for as long as it lives."""

@@ -22,11 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from cpkit.kernels import indexer_topk as listed
 from cpkit.kernels import mqa_logits as prefill
 from cpkit.kernels import paged_mqa_logits as decode
 from cpkit.kernels import topk as selection
 from cpkit.kernels.candidates import KeyOrder, unpack_candidates
 from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates
+from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.indexer_topk import indexer_topk
 from cpkit.kernels.key_shards import IndexKeys
 from tests.gpu.hostile_scores import score_kinds
@@ -255,12 +257,16 @@ def fused_cases(M: int, N: int) -> Iterator[tuple[str, Data]]:
     yield "equal rows", (q[:1].repeat(M, 1, 1), (k, scale), weights[:1].repeat(M, 1))
 
 
+def fused_sizes(most: int, small: bool) -> tuple[int, int]:
+    """Rows, and so many keys that lists are smaller than logits."""
+    if DEVICE.type == "cpu":
+        return 3, 600
+    return (min(most, 20), 12_100) if small else (min(most, 333), 40_000)
+
+
 def check_fused(most: int, small: bool) -> int:
     """The selection of written logits; the workspace is so small that rows are done in parts."""
-    M, N = (min(most, 20), 12_100) if small else (min(most, 333), 40_000)
-    if DEVICE.type == "cpu":
-        M, N = 3, 600
-    rows = 0
+    (M, N), rows = fused_sizes(most, small), 0
     for name, data in fused_cases(M, N):
         bounds = ranges(M, N)
         for k in selection.TOPK:
@@ -271,6 +277,59 @@ def check_fused(most: int, small: bool) -> int:
             out.check(("fused", name, k))
             rows += M
     return rows
+
+
+def misled(M: int, N: int, rows: slice, value: float) -> Data:
+    """Random, but in some rows the keys that are sampled score best (value above 0) or worst: a bound then lets through
+    too few keys, or more than fit.
+    """
+    q, k, weights = torch.randn(M, 64, 128), torch.randn(N, 128), torch.randn(M, 64)
+    q[..., 0], k[:, 0], weights[rows] = 0, 0, weights[rows].abs()
+    q[rows, :, 0] = 1
+    k[listed.sample_positions(N, listed.list_sizes(N)[0], torch.device("cpu")), 0] = value
+    return q.to(DEVICE).to(FP8), (k.to(DEVICE).to(FP8), torch.ones(N, device=DEVICE)), weights.to(DEVICE)
+
+
+def check_closing(most: int, small: bool) -> int:
+    """Rows that lists leave open: none, one, some, all. A call does not wait for the device, and a graph that captured
+    it closes whatever rows are open when it is replayed.
+    """
+    M, N = fused_sizes(most, small)
+    q, (k, scale), weights = misled(M, N, slice(0), 0)
+    end = torch.arange(N, N - M, -1, dtype=torch.int32, device=DEVICE)
+    bounds, out = (torch.zeros_like(end), end), Canvas(M, 2048, UNSET, torch.int32)
+
+    def run() -> None:
+        indexer_topk(q, (k, scale), weights, *bounds, 2048, out=out.inner, workspace_bytes=4 * M * N // 12)
+
+    run()
+    replay: Callable[[], None] = run
+    if DEVICE.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+        run()
+        torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        replay = graph.replay
+    cases = {"none": slice(0), "the last": slice(M - 1, M), "every other": slice(0, M, 2), "all": slice(M)}
+    for name, rows in cases.items():
+        for value in (64.0, -64.0):
+            new_q, (new_k, _), new_weights = misled(M, N, rows, value)
+            for old, new in ((q, new_q), (k, new_k), (weights, new_weights)):
+                old.copy_(new)
+            want = selection.topk(prefill.mqa_logits(q, (k, scale), weights, *bounds), *bounds, 2048)
+            for how in (run, replay):
+                out.inner.fill_(UNSET)
+                how()
+                same(("closing", name, value), out.inner, want)
+                out.check(("closing", name, value))
+            if gpu_kind(DEVICE) == "hopper":
+                with mock.patch.object(listed, "_close", wraps=listed._close) as close:
+                    run()
+                num_open = sum(int(call.args[1][0]) for call in close.call_args_list)
+                assert num_open == len(range(M)[rows]), ("left open", name, value, num_open)
+    return len(cases) * 4 * M
 
 
 def ordered(scores: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -315,7 +374,7 @@ def main() -> int:
         print("no CUDA device: nothing was compared")
         return 2
     torch.manual_seed(0)
-    for check in (check_topk, check_logits, check_decode_logits, check_fused, check_exchange):
+    for check in (check_topk, check_logits, check_decode_logits, check_fused, check_closing, check_exchange):
         print(f"{check.__name__}: {check(args.rows, args.small):,} rows equal", flush=True)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()

@@ -42,7 +42,7 @@ from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.gather_keys import gather_keys, pick_keys, pull_keys
 from cpkit.kernels.gather_lens import gather_lens
 from cpkit.kernels.index_cache import gather_index_keys, quantize_index_keys
-from cpkit.kernels.indexer_topk import launch_listed
+from cpkit.kernels.indexer_topk import select_listed
 from cpkit.kernels.key_ranges import ChunkRows, KeyRanges, key_ranges_gathered, key_ranges_local
 from cpkit.kernels.key_shards import KeyShards, empty_shard, packed_bytes
 from cpkit.kernels.meet import meet
@@ -133,13 +133,17 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
     logits = logits.to(torch.float32)[:, offset:]
     mqa_logits(*operands, out=logits, **b)
     if gpu == ["hopper"]:
-        launch_listed(Operands(*operands), tensor(num_tokens, k), 2**60)
+        select_listed(Operands(*operands), tensor(num_tokens, k), 2**60)
     if d.pcp_size > 1 and d.dcp_size > 1 and not d.symmetric:
         for held in (1, num_keys):
             packed = tensor(d.dcp_size, packed_bytes(held, 128), dtype=torch.uint8)
             shards = KeyShards(packed, tensor(num_tokens + 2)[offset:], 128, d.interleave)
-            if reads_shards(shards):
-                mqa_logits(q, shards, weights[:, :heads], ends, ends, **b)
+            if not reads_shards(shards):
+                continue
+            of_shards = q, shards, weights[:, :heads], ends, ends
+            mqa_logits(*of_shards, **b)
+            if gpu == ["hopper"]:
+                select_listed(Operands(*of_shards), tensor(num_tokens, k), 2**60)
     kept = topk(logits, ends, ends, k, **b)
     for ratio in {1, *(ratio for ratio, _ in d.states)}:
         order = KeyOrder(d.dcp_size, dcp_rank, max(d.interleave // ratio, 1), offset)

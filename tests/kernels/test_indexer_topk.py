@@ -9,12 +9,15 @@ from cpkit.errors import ConfigError, PlanError  # noqa: E402
 from cpkit.kernels.indexer_topk import (  # noqa: E402
     indexer_topk,
     indexer_topk_reference,
+    list_bytes,
     list_sizes,
     sample_positions,
+    select_listed,
     split_rows,
 )
-from cpkit.kernels.mqa_logits import mqa_logits  # noqa: E402
-from cpkit.kernels.topk import topk  # noqa: E402
+from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference  # noqa: E402
+from cpkit.kernels.mqa_operands import Operands  # noqa: E402
+from cpkit.kernels.topk import topk, topk_reference  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -100,6 +103,82 @@ def test_one_sample_in_each_stratum(num_keys, stride):
 def test_samples_fit_the_block_that_sorts_them(num_keys):
     stride, room = list_sizes(num_keys)
     assert -(-num_keys // stride) <= 8192 and 2048 < room <= 8192
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_keys", "num_bytes"),
+    [
+        pytest.param(4096, 131_072, 4096 * 8 * 6016, id="lists"),
+        pytest.param(10, 131_072, 8 * 4 * 131_072, id="8-rows-of-logits-are-more"),
+        pytest.param(3, 131_071, 3 * 4 * 131_072, id="fewer-rows-than-8-each-on-a-line"),
+        pytest.param(88, 131_072, 88 * 8 * 6016, id="just-more-than-8-rows"),
+        pytest.param(64, 1 << 20, 8 * 4 * (1 << 20), id="long-rows"),
+    ],
+)
+def test_list_bytes(num_rows, num_keys, num_bytes):
+    assert list_bytes(num_rows, num_keys) == num_bytes
+
+
+def launches_on_the_cpu(monkeypatch, num_rows, open_rows):
+    """In the place of Hopper's kernels what they do: some rows are left open, those of `open_rows`, out of order.
+
+    Returns the rounds, as they come: first place among the open rows, places.
+    """
+    every_row, rounds = iter(range(num_rows)), []
+
+    def which(left, first, places):
+        return list(enumerate(left[1:].tolist()))[first : min(first + places, int(left[0]))]
+
+    def list_and_select(rows, positions, samples, lists, out, left):
+        own = [next(every_row) for _ in range(len(rows.q))]
+        found = [i for i, row in enumerate(own) if row in open_rows][::-1]
+        left[: 1 + len(found)] = torch.tensor([len(found), *found])
+        out[:] = indexer_topk_reference(rows.q, rows.keys, rows.weights, rows.key_start, rows.key_end, out.shape[1])
+        out[found] = -7
+        lists.fill_(-1)  # NaN where logits are not written over it
+
+    def open_logits(rows, left, first, logits):
+        rounds.append((first, len(logits)))
+        for place, row in which(left, first, len(logits)):
+            one = rows.rows(slice(row, row + 1))
+            scores = mqa_logits_reference(one.q, one.keys, one.weights, one.key_start, one.key_end)
+            logits[place - first] = torch.where(scores.isnan(), logits[place - first], scores)
+
+    def launch(name, blocks, device, logits, left, start, end, out, first, M, N, stride, out_stride, k):
+        assert (name, M, N, stride, out_stride, k) == (
+            "topk_open", len(start), logits.shape[1], logits.stride(0), out.stride(0), out.shape[1]
+        )  # fmt: skip
+        for place, row in which(left, first, blocks):
+            some = slice(row, row + 1)
+            out[some] = topk_reference(logits[place - first][None], start[some], end[some], k)
+
+    monkeypatch.setattr("cpkit.kernels.indexer_topk._list_and_select", list_and_select)
+    monkeypatch.setattr("cpkit.kernels.indexer_topk.launch", launch)
+    monkeypatch.setattr("cpkit.kernels.mqa_logits_gluon.mqa_open_logits_hopper", open_logits)
+    return rounds
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the kernels' places are taken on the CPU")
+@pytest.mark.parametrize(
+    ("num_keys", "room", "workspace_bytes", "rounds"),
+    [
+        pytest.param(300, 32, 24 * 256, [(0, 8), (8, 8), (16, 4)], id="8-rows-where-lists-hold-4"),
+        pytest.param(300, 1, 1, [(0, 8), (0, 8), (0, 4)], id="workspace-of-less-than-a-row"),
+        pytest.param(30, 32, 24 * 256, [(0, 20)], id="lists-hold-all"),
+        pytest.param(33, 16, 24 * 128, [(0, 8), (8, 8), (16, 4)], id="rows-are-256-bytes-apart"),
+        pytest.param(32, 16, 24 * 128, [(0, 16), (16, 4)], id="rows-are-128-bytes-apart"),
+        pytest.param(300, 96, 16 * 768, [(0, 8), (8, 8), (0, 4)], id="last-part-is-shorter"),
+    ],
+)
+@pytest.mark.parametrize("open_rows", [(), (3,), (0, 9, 19), range(20)], ids=["none", "one", "three", "all"])
+def test_open_rows_are_closed_in_rounds(monkeypatch, num_keys, room, workspace_bytes, rounds, open_rows):
+    monkeypatch.setattr("cpkit.kernels.indexer_topk.ROOM", room)
+    data, (start, end) = operands(20, num_keys), ranges(*((m % 3, num_keys - m) for m in range(20)))
+    out = torch.full((20, 24), -7, dtype=torch.int32)[:, 4:20]
+    launched = launches_on_the_cpu(monkeypatch, 20, open_rows)
+    select_listed(Operands(*data, start, end), out, workspace_bytes)
+    assert torch.equal(out, indexer_topk_reference(*data, start, end, 16))
+    assert launched == rounds
 
 
 def selections(data, start, end, k, workspace_bytes=2**22):
