@@ -19,7 +19,7 @@ launches that find none left end at once. Where the logits of all rows fit the w
 smaller than its logits, and elsewhere than on Hopper, logits are written for every row, some rows at a time.
 """
 
-from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -136,8 +136,7 @@ def select_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -
     M, N = operands.q.shape[0], operands.num_keys
     stride, room = list_sizes(N)
     parts = split_rows(M, 8 * room, workspace_bytes)
-    capturing = out.is_cuda and torch.cuda.is_current_stream_capturing()
-    positions = (sample_positions if capturing else _kept_positions)(N, stride, out.device)
+    positions = sample_positions(N, stride, out.device)
     samples = pick_keys(operands.keys, positions, backend="triton")
     memory = torch.empty(list_bytes(parts[0].stop, N), dtype=torch.uint8, device=out.device)
     open_rows = torch.zeros(len(parts), 1 + parts[0].stop, dtype=torch.int32, device=out.device)
@@ -190,15 +189,24 @@ def _close(rows: Operands, open_rows: torch.Tensor, memory: torch.Tensor, out: t
         launch("topk_open", len(part), out.device, part, open_rows, *bounds, out, *sizes)
 
 
+_places: dict[tuple[int, torch.device], torch.Tensor] = {}
+"""By distance and device, for good: CUDA graphs read them, too. Up to 1,048,576 keys there are 81 distances."""
+
+
 def sample_positions(num_keys: int, stride: int, device: torch.device) -> torch.Tensor:
-    """[keys / stride] int32, ascending: one key of each `stride`, at a hashed place.
+    """[about keys / stride] int32, ascending: one key of each `stride`, at a hashed place; of the last few one or none.
 
-    num_keys=10, stride=4: one of 0 .. 3, one of 4 .. 7, one of 8 9
+    num_keys=10, stride=4: one of 0 .. 3, one of 4 .. 7, one of 8 9 or none
     """
-    i = torch.arange(-(-num_keys // stride), device=device)
-    hashed = (i * 0x9E3779B1 & 0xFFFFFFFF) >> 16
-    return (i * stride + hashed % stride).clamp(max=num_keys - 1).int()
+    places = _places.get((stride, device))
+    if places is None:
+        i = torch.arange(CAPACITY, device=device)
+        places = (i * stride + _hashed(i) % stride).int()
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # what a graph makes is its own
+            _places[stride, device] = places
+    whole, left = divmod(num_keys, stride)
+    return places[: whole + (_hashed(whole) % stride < left)]
 
 
-_kept_positions = lru_cache(maxsize=16)(sample_positions)
-"""For calls that no CUDA graph captures: a graph reads what it was captured with for as long as it lives."""
+def _hashed(i: Any) -> Any:
+    return (i * 0x9E3779B1 & 0xFFFFFFFF) >> 16
