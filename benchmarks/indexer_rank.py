@@ -21,7 +21,7 @@ from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather
 from cpkit.kernels.exchange_candidates import packed_candidates
 from cpkit.kernels.indexer_topk import indexer_topk
-from cpkit.kernels.key_shards import IndexKeys
+from cpkit.kernels.key_shards import IndexKeys, KeyShards
 from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.table_keys import KeyTable, table_keys
 from cpkit.kernels.topk import topk
@@ -138,14 +138,14 @@ class RankStep:
         assert keys is not None
         self.caches.insert_index(keys, self.slots)
 
-    def workspace(self, table: KeyTable) -> IndexKeys:
-        """Keys side by side, of all shards or of this rank's."""
+    def workspace(self, table: KeyTable) -> IndexKeys | KeyShards:
+        """Keys of all shards, as the gather gives them, or this rank's side by side."""
         if self.gather is not None:
             return self.gather.start(self.cache, table, interleave=self.interleave).wait()
         return table_keys(self.cache, table, 128, backend=self.backend)
 
     def select_written(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
     ) -> list[torch.Tensor]:
         """Logits of as many tokens as the budget lets be written at once, then their top-k."""
         found = []
@@ -155,7 +155,7 @@ class RankStep:
         return found
 
     def select_candidates(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
     ) -> list[torch.Tensor]:
         """The best of the own shard, packed for the exchange."""
         found = []
@@ -167,7 +167,7 @@ class RankStep:
         return found
 
     def select_listed(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
     ) -> list[torch.Tensor]:
         """Both at once; on Hopper logits are never all in memory."""
         part = queries.part(runs[0].token_start, runs[-1].token_stop)
@@ -177,14 +177,15 @@ class RankStep:
         return [found]
 
     def logits(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
     ) -> Iterator[tuple[IndexerChunk, torch.Tensor]]:
         """Logits of one run after another, all in the same memory."""
         out: torch.Tensor | None = None
         for run in runs:
             part = queries.part(run.token_start, run.token_stop)
             if out is None:
-                out = torch.empty(len(part.q), len(keys[1]), device=self.comm.device)
+                num_keys = keys.num_keys if isinstance(keys, KeyShards) else len(keys[1])
+                out = torch.empty(len(part.q), num_keys, device=self.comm.device)
             rows = out[: len(part.q)]
             mqa_logits(part.q, keys, part.weights, run.key_start, run.key_end, out=rows, backend=self.backend)
             mark("logits")

@@ -1,16 +1,18 @@
-"""Index keys of a workspace from all DCP shards, in token order: by a collective, or read where they lie.
+"""Index keys of a workspace from all DCP shards: by a collective, or read where they lie.
 
-    collective    paged cache ─► packed shard ─► all-gather ─► token order        any comm
-    symmetric     paged cache ─► shared buffer ─► meeting ─► token order          GPUs that reach each other's memory
+    collective    paged cache ─► packed shard ─► all-gather ─► shards              any comm
+                                                           └─► token order         where no kernel reads shards
+    symmetric     paged cache ─► shared buffer ─► meeting ─► token order           GPUs that reach each other's memory
 
 Both send the same bytes, values and scales of a shard in one piece, and count them as the same all-gather. A gather is
-started and waited for, so that the next workspace fills while the caller scores this one. There are two workspaces in
-turn, whatever the host has queued: gather 2 fills that of gather 0, behind the work that reads it:
+started and waited for, so that the next workspace fills while the caller scores this one:
 
     side stream    gather 0 │ gather 1 │ gather 2 │
     caller                    score 0  │ score 1  │ score 2
 
-On a CPU a gather is over when start returns.
+Keys in token order have two workspaces in turn, whatever the host has queued: gather 2 fills that of gather 0, behind
+the work that reads it. Shards are the memory that the all-gather filled: at most three, that of gather 0 while the
+caller holds it. On a CPU a gather is over when start returns.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +27,7 @@ from cpkit.comm.torch_dist import NcclComm
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.gather_keys import gather_keys, keys_out, pull_keys, split_planes
 from cpkit.kernels.key_shards import IndexKeys, KeyShards, empty_shard, packed_bytes
+from cpkit.kernels.mqa_operands import reads_shards
 from cpkit.kernels.table_keys import KeyTable, pack_table_keys, table_keys
 
 GATHERS = ("collective", "symmetric")
@@ -35,16 +38,24 @@ WHAT = "index_keys"
 class PendingKeys:
     """A gather under way; done: None where it is over already."""
 
-    keys: IndexKeys
+    keys: IndexKeys | KeyShards
     done: torch.cuda.Event | None
 
-    def wait(self) -> IndexKeys:
-        """Values [num_keys, dim] and scales [num_keys], for work on the current stream; the host does not wait."""
-        if self.done is not None:
-            stream = torch.cuda.current_stream(self.keys[0].device)
-            stream.wait_event(self.done)
-            for part in self.keys:
-                part.record_stream(stream)
+    def wait(self) -> IndexKeys | KeyShards:
+        """The keys in token order, or shards to be read in it, for work on the current stream; the host does not wait.
+
+        A gather that reads shards as they lie gives shards, if the kernels of its backend take them.
+        """
+        if self.done is None:
+            return self.keys
+        if isinstance(self.keys, KeyShards):
+            # The side stream, whose memory this is, waits for the caller's stream before it fills any again.
+            torch.cuda.current_stream(self.keys.packed.device).wait_event(self.done)
+            return self.keys
+        stream = torch.cuda.current_stream(self.keys[0].device)
+        stream.wait_event(self.done)
+        for part in self.keys:
+            part.record_stream(stream)
         return self.keys
 
 
@@ -88,7 +99,7 @@ class KeyGather(ABC):
         """Raise DesyncError if a gather so far has failed, once all are over; before results are given to anybody."""
 
     @abstractmethod
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys: ...
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys | KeyShards: ...
 
     def _next_workspace(self, keys_per_rank: int) -> IndexKeys:
         """Room for the keys of all ranks in the workspace whose turn it is; it grows to the largest so far."""
@@ -102,17 +113,22 @@ class KeyGather(ABC):
 
 
 class CollectiveGather(KeyGather):
-    """One all-gather of packed shards, then token order in one launch. backend: of the kernels, torch or triton."""
+    """One all-gather of packed shards; what no kernel of the backend reads so is put into token order in one launch.
+
+    backend: torch or triton.
+    """
 
     def __init__(self, comm: Comm, dim: int, max_keys: int, backend: str) -> None:
         super().__init__(comm, dim, max_keys)
         self._backend = backend
 
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys:
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys | KeyShards:
         shard = empty_shard(self._comm.group("dcp").place, table.num_keys, self._dim, cache.device)
         pack_table_keys(cache, table, shard, backend=self._backend)
         gathered = self._comm.all_gather(shard.packed, "dcp", what=WHAT).view(self._ranks, len(shard.packed))
         shards = KeyShards(gathered, table.local_start, self._dim, interleave)
+        if self._backend == "triton" and reads_shards(shards):
+            return shards
         return gather_keys(shards, out=self._next_workspace(table.num_keys), backend=self._backend)
 
 
@@ -169,7 +185,7 @@ def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend
 
 def in_turn(
     gather: KeyGather, workspaces: Iterable[tuple[torch.Tensor, KeyTable]], *, interleave: int
-) -> Iterator[IndexKeys]:
+) -> Iterator[IndexKeys | KeyShards]:
     """The keys of each workspace (cache and table) in turn, the gather of the next under way meanwhile.
 
     Whoever asks for the next has put all work that reads the last on the current stream: its memory is filled anew.

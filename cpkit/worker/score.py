@@ -1,6 +1,6 @@
 """What the indexer computes on one rank: scores of query tokens against keys, and each token's best keys.
 
-    workspace    keys that lie side by side, of several requests      prefill
+    workspace    keys side by side or in shards, of several requests  prefill
     pages        keys where they are stored, of one request each      decode
 
 Both give logits; the best of a row become candidates, which carry the position that a key has in its request.
@@ -18,6 +18,7 @@ from cpkit.kernels.checks import check_ranges
 from cpkit.kernels.exchange_candidates import packed_candidates
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.indexer_topk import indexer_topk
+from cpkit.kernels.key_shards import IndexKeys, KeyShards
 from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS, mqa_logits
 from cpkit.kernels.paged_mqa_logits import PAGE_KEYS, paged_mqa_logits
 from cpkit.kernels.table_slots import table_slots
@@ -45,12 +46,8 @@ def quantize_queries(q: torch.Tensor, weights: torch.Tensor, *, backend: str) ->
     return IndexQueries(values.view(num_tokens, heads, dim), weights * scales.view(num_tokens, heads))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Workspace:
-    """Indexer keys side by side: values [n, dim] fp8 e4m3, scales [n] fp32."""
-
-    values: torch.Tensor
-    scales: torch.Tensor
+Workspace = IndexKeys | KeyShards
+"""Indexer keys of a chunk: side by side, or as all DCP ranks sent them; counted in token order."""
 
 
 def workspace_logits(
@@ -58,7 +55,7 @@ def workspace_logits(
 ) -> torch.Tensor:
     """[tokens, keys] fp32, written inside each token's range alone. Raises PlanError for a backward range."""
     check_ranges(key_start, key_end)  # the kernels see it on a CPU alone, where looking is free
-    return mqa_logits(queries.q, (keys.values, keys.scales), queries.weights, key_start, key_end, backend=backend)
+    return mqa_logits(queries.q, keys, queries.weights, key_start, key_end, backend=backend)
 
 
 def workspace_topk(
@@ -76,7 +73,7 @@ def workspace_topk(
     workspace_bytes: most memory for logits, or for what is kept of them. Raises PlanError for a backward range.
     """
     check_ranges(key_start, key_end)
-    operands = queries.q, (keys.values, keys.scales), queries.weights, key_start, key_end
+    operands = queries.q, keys, queries.weights, key_start, key_end
     return indexer_topk(*operands, k, workspace_bytes=workspace_bytes, backend=backend).long()
 
 

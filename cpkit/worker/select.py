@@ -81,14 +81,14 @@ class Selector:
 
     def local_keys(self, chunk: IndexerChunk) -> Workspace:
         """Keys of this rank's shard, request after request, in local order."""
-        return Workspace(*self.caches.index_keys(self.workspace_slots(chunk)))
+        return self.caches.index_keys(self.workspace_slots(chunk))
 
     def gathered_keys(self, chunks: Sequence[IndexerChunk]) -> Iterator[Workspace]:
-        """Keys of all shards in token order, of one chunk after another."""
+        """Keys of all shards, of one chunk after another."""
         assert self.gather is not None and self.caches.index is not None, "prefill rows gather what an indexer scores"
         tables = ((self.caches.index, self.workspace_table(chunk)) for chunk in chunks)
         interleave = self.places.plan.shards[self.layer.chunk_ratio].interleave
-        return (Workspace(*keys) for keys in in_turn(self.gather, tables, interleave=interleave))
+        return in_turn(self.gather, tables, interleave=interleave)
 
     def workspace_table(self, chunk: IndexerChunk) -> KeyTable:
         """Where the chunk's keys lie in this rank's cache."""

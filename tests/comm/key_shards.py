@@ -5,6 +5,7 @@ import random
 
 import torch
 
+from cpkit.kernels.gather_keys import ordered_keys
 from cpkit.kernels.index_cache import insert_index_keys
 from cpkit.kernels.table_keys import KeyTable
 from tests import oracles
@@ -59,6 +60,8 @@ def workspace(comm, lens, interleave, seed):
 
 
 def check_keys(keys, lens, extents, where):
+    """keys: in token order, or shards to be put into it."""
+    keys = ordered_keys(keys)
     values, scales = keys[0].view(torch.uint8).cpu(), keys[1].cpu()
     at = 0
     for request, (length, extent) in enumerate(zip(lens, extents, strict=True)):

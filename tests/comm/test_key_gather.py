@@ -6,6 +6,7 @@ from cpkit.cli import run
 from cpkit.comm.key_gather import GATHERS, in_turn, make_key_gather
 from cpkit.comm.simulated import run_ranks
 from cpkit.errors import ConfigError, PlanError
+from cpkit.kernels.key_shards import KeyShards
 from cpkit.topology import Topology
 from tests.comm.key_shards import DIM, STEPS, check_keys, workspace
 
@@ -35,6 +36,21 @@ def test_every_key_finds_its_place(world, interleave):
             assert sent == [("all_gather", "dcp", "index_keys", "uint8", size) for size in sizes]
 
     run_ranks(Topology(**world), program)
+
+
+@pytest.mark.parametrize(
+    ("lens", "aligned"), [pytest.param([70, 0, 5], True, id="aligned"), pytest.param([30, 3], False, id="few-keys")]
+)
+def test_the_kernels_take_shards_as_they_come_if_these_are_aligned(lens, aligned):
+    def program(comm):
+        gather = make_key_gather(comm, "collective", **OPTIONS | {"backend": "triton"})
+        cache, table, extents = workspace(comm, lens, 1, 0)
+        keys = gather.start(cache, table, interleave=1).wait()
+        assert isinstance(keys, KeyShards) == aligned
+        check_keys(keys, lens, extents, lens)
+        assert [entry.bytes for entry in comm.ledger.take()] == [table.num_keys * (DIM + 4)]
+
+    run_ranks(Topology(pcp=3, dcp=3), program)
 
 
 def test_the_command_line_names_the_same_gathers():
