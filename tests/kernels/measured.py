@@ -42,7 +42,9 @@ KERNELS = {
     "write_rows": ("paged_rows", "packed rows into a cache"),
     "read_rows": ("paged_rows", "packed rows out of a cache"),
     "table_keys": ("table_keys", "paged index keys side by side, by block tables"),
+    "pack_table_keys": ("table_keys", "the same, as the shard that a rank sends"),
     "gather_keys": ("gather_keys", "gathered shards to token order, values and scales together"),
+    "pick_keys": ("gather_keys", "the keys at some places of the token order"),
     "pull_keys": ("gather_keys", "the same out of the peers' buffers"),
     "pull_table_keys": ("table_keys", "the same out of the peers' caches"),
 }

@@ -53,7 +53,7 @@ def list_buffers(
 
 
 def _workspace(model: Model, budget: Budget, num_workspaces: int) -> Buffer:
-    """Indexer keys of a prefill chunk in token order, and of the next where it is filled meanwhile."""
+    """Indexer keys of a prefill chunk, and of the next where it is filled meanwhile."""
     rows = {
         (budget.workspace_keys(layer.index.ratio), layer.index.key_bytes)
         for layer in model.layers
