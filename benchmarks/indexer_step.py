@@ -38,7 +38,7 @@ from cpkit.comm.launcher import Launch, detect
 from cpkit.comm.simulated import run_ranks
 from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm, close_job, open_job
-from cpkit.kernels.gather_keys import packed_bytes
+from cpkit.kernels.key_shards import packed_bytes
 from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.topk import topk_reference
 from cpkit.layers import Layer
