@@ -3,7 +3,8 @@
     indexer_topk(q, keys, weights, key_start, key_end, num_kept)      the same keys as topk(mqa_logits(...), ...)
 
 Operands as mqa_logits takes them; result as topk gives it: [M, num_kept] int32, positions counted from key_start, -1
-behind the last. The selection is that of the same backend's own logits, bit for bit.
+behind the last. The selection is that of the same backend's own logits, bit for bit. `scores`, [M, num_kept] fp32,
+takes the logits of what is kept, -inf behind the last, for an exchange of candidates.
 
 How it is done on Hopper, for 131,072 keys and num_kept = 2,048:
 
@@ -25,6 +26,7 @@ import torch
 
 from cpkit.errors import ConfigError
 from cpkit.kernels.backends import BACKENDS, check_backend
+from cpkit.kernels.candidates import local_candidates, token_order
 from cpkit.kernels.checks import check_positive, check_tensor
 from cpkit.kernels.gather_keys import pick_keys
 from cpkit.kernels.gpu_kind import gpu_kind
@@ -33,6 +35,9 @@ from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference
 from cpkit.kernels.topk_cuda import CAPACITY, launch
+
+Found = tuple[torch.Tensor, torch.Tensor]
+"""What is kept of each row, and its scores; these have no elements where they are not wanted."""
 
 WORKSPACE_BYTES = 200_000_000
 """Most memory that lists or logits take at once."""
@@ -62,6 +67,7 @@ def indexer_topk(
     num_kept: int,
     *,
     out: torch.Tensor | None = None,
+    scores: torch.Tensor | None = None,
     backend: str = "triton",
     workspace_bytes: int = WORKSPACE_BYTES,
 ) -> torch.Tensor:
@@ -82,12 +88,17 @@ def indexer_topk(
     if out is None:
         out = torch.empty(M, num_kept, dtype=torch.int32, device=q.device)
     check_tensor("out", out, torch.int32, (M, num_kept), q.device)
+    if scores is None:
+        scores = torch.empty(0, dtype=torch.float32, device=q.device)  # none are wanted; a null pointer for kernels
+    else:
+        check_tensor("scores", scores, torch.float32, (M, num_kept), q.device)
+    found = out, scores
     hopper = backend == "triton" and gpu_kind(q.device) == "hopper"
     if hopper and workspace_bytes < 4 * M * N and 8 * list_sizes(N)[1] < 4 * N:
-        select_listed(operands, out, workspace_bytes)
+        select_listed(operands, found, workspace_bytes)
     else:
         for part in split_rows(M, 4 * N, workspace_bytes):
-            _select_written(operands, part, out, backend)
+            _select_written(operands, part, found, backend)
     return out
 
 
@@ -124,15 +135,19 @@ def split_rows(num_rows: int, row_bytes: int, workspace_bytes: int) -> list[slic
     return [slice(first, min(first + rows, num_rows)) for first in range(0, num_rows, rows)]
 
 
-def _select_written(operands: Operands, part: slice, out: torch.Tensor, backend: str) -> None:
+def _select_written(operands: Operands, part: slice, found: Found, backend: str) -> None:
     """Some rows by their logits."""
-    rows = operands.rows(part)
+    rows, (out, scores) = operands.rows(part), found
     logits = mqa_logits(rows.q, rows.keys, rows.weights, rows.key_start, rows.key_end, backend=backend)
-    out[part] = topk(logits, rows.key_start, rows.key_end, out.shape[1], backend=backend)
+    kept = topk(logits, rows.key_start, rows.key_end, out.shape[1], backend=backend)
+    out[part] = kept
+    if len(scores):
+        scores[part], _ = local_candidates(kept, logits, rows.key_start.clamp(min=0), token_order(0))
 
 
-def select_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -> None:
+def select_listed(operands: Operands, found: Found, workspace_bytes: int) -> None:
     """Select all rows by lists of the keys that pass their bounds, and by logits those that these leave open."""
+    out, scores = found
     M, N = operands.q.shape[0], operands.num_keys
     stride, room = list_sizes(N)
     parts = split_rows(M, 8 * room, workspace_bytes)
@@ -143,8 +158,8 @@ def select_listed(operands: Operands, out: torch.Tensor, workspace_bytes: int) -
     for part, left in zip(parts, open_rows, strict=True):
         rows = operands.rows(part)
         lists = memory[: 8 * room * len(rows.q)].view(torch.int64).view(-1, room)
-        _list_and_select(rows, positions, samples, lists, out[part], left)
-        _close(rows, left, memory, out[part])
+        _list_and_select(rows, positions, samples, lists, (out[part], scores[part]), left)
+        _close(rows, left, memory, (out[part], scores[part]))
 
 
 def _list_and_select(
@@ -152,7 +167,7 @@ def _list_and_select(
     positions: torch.Tensor,
     samples: IndexKeys,
     lists: torch.Tensor,
-    out: torch.Tensor,
+    found: Found,
     open_rows: torch.Tensor,
 ) -> None:
     """Bounds, lists and selection of one part of the rows; samples: the keys at some positions.
@@ -161,6 +176,7 @@ def _list_and_select(
     """
     from cpkit.kernels.mqa_logits_gluon import mqa_logits_hopper, mqa_survivors_hopper
 
+    out, scores = found
     M, N, K, device, room = len(rows.q), rows.num_keys, out.shape[1], out.device, lists.shape[1]
     start = torch.searchsorted(positions, rows.key_start, out_int32=True)
     end = torch.searchsorted(positions, rows.key_end, out_int32=True)
@@ -172,21 +188,22 @@ def _list_and_select(
     ranges = (start, end, rows.key_start, rows.key_end)
     launch("topk_bounds", M, device, logits, positions, *ranges, score, key, N, logits.stride(0), K, room)
     mqa_survivors_hopper(rows, (score, key), lists, counts)
-    bounds = (rows.key_start, score, key)
-    launch("topk_survivors", M, device, lists, counts, *bounds, out, open_rows, N, out.stride(0), K, room)
+    bounds, sizes = (rows.key_start, score, key), (N, out.stride(0), scores.stride(0), K, room)
+    launch("topk_survivors", M, device, lists, counts, *bounds, *found, open_rows, *sizes)
 
 
-def _close(rows: Operands, open_rows: torch.Tensor, memory: torch.Tensor, out: torch.Tensor) -> None:
+def _close(rows: Operands, open_rows: torch.Tensor, memory: torch.Tensor, found: Found) -> None:
     """Select by logits what is left open: in rounds, each of as many rows as the memory holds logits of."""
     from cpkit.kernels.mqa_logits_gluon import mqa_open_logits_hopper
 
-    M, N, stride = len(rows.q), rows.num_keys, logits_stride(rows.num_keys)
+    (out, scores), M, N = found, len(rows.q), rows.num_keys
+    stride = logits_stride(N)
     logits = memory[: len(memory) // (4 * stride) * 4 * stride].view(torch.float32).view(-1, stride)[:, :N]
     for some in split_rows(M, 4 * stride, len(memory)):
         part, bounds = logits[: some.stop - some.start], (rows.key_start, rows.key_end)
         mqa_open_logits_hopper(rows, open_rows, some.start, part)
-        sizes = (some.start, M, N, stride, out.stride(0), out.shape[1])
-        launch("topk_open", len(part), out.device, part, open_rows, *bounds, out, *sizes)
+        sizes = (some.start, M, N, stride, out.stride(0), scores.stride(0), out.shape[1])
+        launch("topk_open", len(part), out.device, part, open_rows, *bounds, *found, *sizes)
 
 
 _places: dict[tuple[int, torch.device], torch.Tensor] = {}

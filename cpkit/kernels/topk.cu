@@ -201,7 +201,7 @@ __device__ __forceinline__ void select_row(char* memory, const float* keys, int 
     u32 rank[LEVELS];
     ranks_of_survivors(shared, count, levels, rank);
     auto pos = [&](int u) { return (int)(u32)shared.survivors[u * THREADS + threadIdx.x]; };
-    choose(block, rank, levels, num_keys, K, pos, out);
+    choose(block, rank, levels, num_keys, K, pos, out, [](int, int) {});
 }
 
 // Grid: rows * splits blocks. lists, counts and arrived are used where splits > 1.
@@ -246,10 +246,12 @@ topk_bounds(const float* logits, const int* sampled, const int* sample_start, co
 }
 
 // Select among survivors collected elsewhere: lists [M, room] of score bits << 32 | key, counts [M]. A row with fewer
-// than K of them, or more than fit, is left open: open_rows [1 + M] holds how many are, then which.
+// than K of them, or more than fit, is left open: open_rows [1 + M] holds how many are, then which. scores [M, K] takes
+// those of the selection, -inf behind them, unless it is null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 topk_survivors(const u64* lists, const int* counts, const int* key_start, const float* bound_score,
-               const int* bound_key, int* out, int* open_rows, int N, int out_stride, int K, int room) {
+               const int* bound_key, int* out, float* scores, int* open_rows, int N, int out_stride,
+               int score_stride, int K, int room) {
     extern __shared__ __align__(16) char memory[];
     Block block(*(Shared*)memory);
     int row = blockIdx.x, count = counts[row], start = max(key_start[row], 0);
@@ -266,14 +268,20 @@ topk_survivors(const u64* lists, const int* counts, const int* key_start, const 
     u32 rank[LEVELS];
     ranks_of_survivors(block.shared, count, levels, rank);
     auto pos = [&](int u) { return (int)(u32)block.shared.survivors[u * THREADS + threadIdx.x] - start; };
-    choose(block, rank, levels, N, K, pos, out + (long long)row * out_stride);
+    if (scores) scores += (long long)row * score_stride;
+    auto placed = [&](int u, int i) {
+        if (scores) scores[i] = __uint_as_float(__ldcg(list + u * THREADS + threadIdx.x) >> 32);
+    };
+    int taken = choose(block, rank, levels, N, K, pos, out + (long long)row * out_stride, placed);
+    for (int i = taken + threadIdx.x; scores && i < K; i += THREADS) scores[i] = score_of(MINUS_INF);
 }
 
 // Select for the rows that topk_survivors left open, from the `first` of them on, a block each: block i has the logits
 // of row open_rows[1 + first + i] in row i of its own. Blocks beyond the last open row leave at once. M: rows in all.
+// scores: as above.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-topk_open(const float* logits, const int* open_rows, const int* key_start, const int* key_end, int* out, int first,
-          int M, int N, int row_stride, int out_stride, int K) {
+topk_open(const float* logits, const int* open_rows, const int* key_start, const int* key_end, int* out, float* scores,
+          int first, int M, int N, int row_stride, int out_stride, int score_stride, int K) {
     extern __shared__ __align__(16) char memory[];
     int i = first + blockIdx.x;
     if (i >= min(open_rows[0], M)) return;
@@ -281,4 +289,8 @@ topk_open(const float* logits, const int* open_rows, const int* key_start, const
     const float* keys = logits + (long long)blockIdx.x * row_stride + start;
     out += (long long)row * out_stride;
     select_row(memory, keys, num_keys, K, {row, 0, 1}, out);
+    if (!scores) return;
+    __syncthreads();
+    scores += (long long)row * score_stride;
+    for (int i = threadIdx.x; i < K; i += THREADS) scores[i] = out[i] < 0 ? score_of(MINUS_INF) : __ldg(keys + out[i]);
 }

@@ -126,9 +126,11 @@ __device__ u32 tie_bound(Block& block, const u32 (&rank)[LEVELS], int levels, u3
     return nth_largest(block, order, levels, want - above, 0).rank;
 }
 
-// Write the positions of the K best in ascending order, then -1. num_keys: positions are below it.
-template <class Pos>
-__device__ void choose(Block& block, u32 (&rank)[LEVELS], int levels, int num_keys, int K, Pos pos, int* out) {
+// Write the positions of the K best in ascending order, then -1; returns how many there are. num_keys: positions are
+// below it. placed(u, i): told that the key at level u of this thread is the i-th.
+template <class Pos, class Placed>
+__device__ int choose(Block& block, u32 (&rank)[LEVELS], int levels, int num_keys, int K, Pos pos, int* out,
+                      Placed placed) {
     Nth last = nth_largest(block, rank, levels, K, 0);
     u32 tie = last.reached > K ? tie_bound(block, rank, levels, last.rank, K, pos) : 0u;
     Shared& shared = block.shared;
@@ -167,10 +169,13 @@ __device__ void choose(Block& block, u32 (&rank)[LEVELS], int levels, int num_ke
             u32 at = rank[u] - first;
             if (at >= WINDOW) continue;
             u32 lower = shared.chosen[at / 32] & ((1u << at % 32) - 1);
-            shared.in_order[shared.before[at / 32] + __popc(lower)] = rank[u];
+            int place = shared.before[at / 32] + __popc(lower);
+            shared.in_order[place] = rank[u];
+            placed(u, place);
         }
     }
     __syncthreads();
     for (int i = threadIdx.x; i < K; i += THREADS) out[i] = i < taken ? shared.in_order[i] : -1;
+    return taken;
 }
 

@@ -264,17 +264,26 @@ def fused_sizes(most: int, small: bool) -> tuple[int, int]:
     return (min(most, 20), 12_100) if small else (min(most, 333), 40_000)
 
 
+def scores_of(logits: torch.Tensor, start: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Of what is kept, counted from start; -inf behind the last."""
+    column = (start.clamp(min=0)[:, None] + kept).clamp(min=0)
+    return logits.gather(1, column.long()).masked_fill(kept < 0, -INF)
+
+
 def check_fused(most: int, small: bool) -> int:
     """The selection of written logits; the workspace is so small that rows are done in parts."""
     (M, N), rows = fused_sizes(most, small), 0
     for name, data in fused_cases(M, N):
         bounds = ranges(M, N)
         for k in selection.TOPK:
-            want = selection.topk(prefill.mqa_logits(*data, *bounds), *bounds, k)
-            out = Canvas(M, k, UNSET, torch.int32)
-            indexer_topk(*data, *bounds, k, out=out.inner, workspace_bytes=4 * M * N // 3)
+            logits = prefill.mqa_logits(*data, *bounds)
+            want = selection.topk(logits, *bounds, k)
+            out, scores = Canvas(M, k, UNSET, torch.int32), Canvas(M, k, KEPT)
+            indexer_topk(*data, *bounds, k, out=out.inner, scores=scores.inner, workspace_bytes=4 * M * N // 3)
             same(("fused", name, k), out.inner, want)
+            same(("fused scores", name, k), scores.inner, scores_of(logits, bounds[0], want))
             out.check(("fused", name, k))
+            scores.check(("fused scores", name, k))
             rows += M
     return rows
 
@@ -298,9 +307,10 @@ def check_closing(most: int, small: bool) -> int:
     q, (k, scale), weights = misled(M, N, slice(0), 0)
     end = torch.arange(N, N - M, -1, dtype=torch.int32, device=DEVICE)
     bounds, out = (torch.zeros_like(end), end), Canvas(M, 2048, UNSET, torch.int32)
+    scores, sizes = Canvas(M, 2048, KEPT), {"workspace_bytes": 4 * M * N // 12}
 
     def run() -> None:
-        indexer_topk(q, (k, scale), weights, *bounds, 2048, out=out.inner, workspace_bytes=4 * M * N // 12)
+        indexer_topk(q, (k, scale), weights, *bounds, 2048, out=out.inner, scores=scores.inner, **sizes)
 
     run()
     replay: Callable[[], None] = run
@@ -318,12 +328,14 @@ def check_closing(most: int, small: bool) -> int:
             new_q, (new_k, _), new_weights = misled(M, N, rows, value)
             for old, new in ((q, new_q), (k, new_k), (weights, new_weights)):
                 old.copy_(new)
-            want = selection.topk(prefill.mqa_logits(q, (k, scale), weights, *bounds), *bounds, 2048)
+            logits = prefill.mqa_logits(q, (k, scale), weights, *bounds)
+            want = selection.topk(logits, *bounds, 2048)
             for how in (run, replay):
-                out.inner.fill_(UNSET)
+                out.inner.fill_(UNSET), scores.inner.fill_(KEPT)
                 how()
                 same(("closing", name, value), out.inner, want)
-                out.check(("closing", name, value))
+                same(("closing scores", name, value), scores.inner, scores_of(logits, bounds[0], want))
+                out.check(("closing", name, value)), scores.check(("closing scores", name, value))
             if gpu_kind(DEVICE) == "hopper":
                 with mock.patch.object(listed, "_close", wraps=listed._close) as close:
                     run()

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 HEADER = Path(__file__).with_name("emulated_cuda.h")
@@ -36,8 +35,11 @@ class EmulatedCuda:
         self.library.may_read(ctypes.c_void_p(first), ctypes.c_void_p(first + scores.nbytes))
 
     def launch(self, kernel, num_blocks, num_threads, *arguments, seed, cluster=1):
-        """Arrays go by address, numbers as int; seed: the order of threads and blocks, and what memory holds before.
-        cluster: blocks that run together."""
-        values = [ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_int(a) for a in arguments]
+        """Arrays go by address, numbers as int, None as a null pointer; seed: the order of threads and blocks, and what
+        memory holds before. cluster: blocks that run together."""
+        values = [
+            ctypes.c_int(a) if isinstance(a, int) else ctypes.c_void_p(None if a is None else a.ctypes.data)
+            for a in arguments
+        ]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         self.library[f"run_{kernel}"](addresses, (ctypes.c_int * 4)(num_blocks, cluster, num_threads, seed))

@@ -133,7 +133,7 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
     logits = logits.to(torch.float32)[:, offset:]
     mqa_logits(*operands, out=logits, **b)
     if gpu == ["hopper"]:
-        select_listed(Operands(*operands), tensor(num_tokens, k), 2**60)
+        select_listed(Operands(*operands), (tensor(num_tokens, k), tensor(num_tokens, k)), 2**60)
     if d.pcp_size > 1 and d.dcp_size > 1 and not d.symmetric:
         for held in (1, num_keys):
             packed = tensor(d.dcp_size, packed_bytes(held, 128), dtype=torch.uint8)
@@ -143,7 +143,7 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
             of_shards = q, shards, weights[:, :heads], ends, ends
             mqa_logits(*of_shards, **b)
             if gpu == ["hopper"]:
-                select_listed(Operands(*of_shards), tensor(num_tokens, k), 2**60)
+                select_listed(Operands(*of_shards), (tensor(num_tokens, k), tensor(0)), 2**60)
     kept = topk(logits, ends, ends, k, **b)
     for ratio in {1, *(ratio for ratio, _ in d.states)}:
         order = KeyOrder(d.dcp_size, dcp_rank, max(d.interleave // ratio, 1), offset)

@@ -46,13 +46,23 @@ def causal(M, N):
     return ranges(*((0, N - M + 1 + m) for m in range(M)))
 
 
+def scores_of(data, start, end, kept):
+    """The logits of what is kept, -inf behind the last; exact for whole numbers."""
+    logits = mqa_logits_reference(*data, start, end)
+    return logits.gather(1, (start[:, None].long() + kept).clamp(min=0)).masked_fill(kept < 0, -INF)
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("workspace_bytes", [1, 10**9], ids=["8-rows", "all-rows"])
 def test_rows_in_parts_give_the_selection_of_all(workspace_bytes, backend):
     data, (start, end) = operands(9, 90), ranges(*((m, 90 - 9 * m) for m in range(5)), *((0, 90 - m) for m in range(4)))
-    got = indexer_topk(*data, start, end, 512, workspace_bytes=workspace_bytes, backend=backend)
+    scores = torch.full((9, 514), 7.0, device=DEVICE)
+    sizes = {"workspace_bytes": workspace_bytes, "backend": backend}
+    got = indexer_topk(*data, start, end, 512, scores=scores[:, 1:513], **sizes)
     want = indexer_topk_reference(*data, start, end, 512)
     assert got.sort(dim=1).values.tolist() == want.sort(dim=1).values.tolist()
+    kept = scores_of(data, start, end, got)
+    assert torch.equal(scores, torch.nn.functional.pad(kept, (1, 1), value=7.0))
 
 
 @pytest.mark.parametrize(("M", "N"), [(0, 5), (3, 0), (1, 1)])
@@ -131,12 +141,14 @@ def launches_on_the_cpu(monkeypatch, num_rows, open_rows):
     def which(left, first, places):
         return list(enumerate(left[1:].tolist()))[first : min(first + places, int(left[0]))]
 
-    def list_and_select(rows, positions, samples, lists, out, left):
+    def list_and_select(rows, positions, samples, lists, found, left):
         own = [next(every_row) for _ in range(len(rows.q))]
-        found = [i for i, row in enumerate(own) if row in open_rows][::-1]
-        left[: 1 + len(found)] = torch.tensor([len(found), *found])
-        out[:] = indexer_topk_reference(rows.q, rows.keys, rows.weights, rows.key_start, rows.key_end, out.shape[1])
-        out[found] = -7
+        some = [i for i, row in enumerate(own) if row in open_rows][::-1]
+        left[: 1 + len(some)] = torch.tensor([len(some), *some])
+        operands, (out, scores) = (rows.q, rows.keys, rows.weights, rows.key_start, rows.key_end), found
+        out[:] = indexer_topk_reference(*operands, out.shape[1])
+        scores[:] = scores_of(operands[:3], *operands[3:], out)
+        out[some] = scores[some] = -7
         lists.fill_(-1)  # NaN where logits are not written over it
 
     def open_logits(rows, left, first, logits):
@@ -146,13 +158,14 @@ def launches_on_the_cpu(monkeypatch, num_rows, open_rows):
             scores = mqa_logits_reference(one.q, one.keys, one.weights, one.key_start, one.key_end)
             logits[place - first] = torch.where(scores.isnan(), logits[place - first], scores)
 
-    def launch(name, blocks, device, logits, left, start, end, out, first, M, N, stride, out_stride, k):
-        assert (name, M, N, stride, out_stride, k) == (
-            "topk_open", len(start), logits.shape[1], logits.stride(0), out.stride(0), out.shape[1]
-        )  # fmt: skip
+    def launch(name, blocks, device, logits, left, start, end, out, scores, first, *sizes):
+        strides = logits.stride(0), out.stride(0), scores.stride(0)
+        assert (name, *sizes) == ("topk_open", len(start), logits.shape[1], *strides, out.shape[1])
         for place, row in which(left, first, blocks):
             some = slice(row, row + 1)
-            out[some] = topk_reference(logits[place - first][None], start[some], end[some], k)
+            own = logits[place - first]
+            out[some] = topk_reference(own[None], start[some], end[some], out.shape[1])
+            scores[some] = own[start[row] + out[some]].masked_fill(out[some] < 0, -INF)
 
     monkeypatch.setattr("cpkit.kernels.indexer_topk._list_and_select", list_and_select)
     monkeypatch.setattr("cpkit.kernels.indexer_topk.launch", launch)
@@ -176,10 +189,11 @@ def launches_on_the_cpu(monkeypatch, num_rows, open_rows):
 def test_open_rows_are_closed_in_rounds(monkeypatch, num_keys, room, workspace_bytes, rounds, open_rows):
     monkeypatch.setattr("cpkit.kernels.indexer_topk.ROOM", room)
     data, (start, end) = operands(20, num_keys), ranges(*((m % 3, num_keys - m) for m in range(20)))
-    out = torch.full((20, 24), -7, dtype=torch.int32)[:, 4:20]
+    out, scores = torch.full((20, 24), -7, dtype=torch.int32)[:, 4:20], torch.zeros(20, 20)[:, 1:17]
     launched = launches_on_the_cpu(monkeypatch, 20, open_rows)
-    select_listed(Operands(*data, start, end), out, workspace_bytes)
+    select_listed(Operands(*data, start, end), (out, scores), workspace_bytes)
     assert torch.equal(out, indexer_topk_reference(*data, start, end, 16))
+    assert torch.equal(scores, scores_of(data, start, end, out))
     assert launched == rounds
 
 

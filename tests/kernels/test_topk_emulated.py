@@ -194,8 +194,8 @@ def test_random_rows(cuda, kernel, seed):
 def test_bounds_and_survivors(cuda):
     """The two kernels of the top-k without logits: bounds from samples, then a selection among what passes them."""
     rng = np.random.default_rng(1)
-    k, room, num_keys, starts = 512, 2048, 30_000, i32([0, 5, 20_000])
-    ends, M = i32([30_000, 29_000, 21_500]), 3
+    k, room, num_keys, starts = 512, 2048, 30_000, i32([0, 5, 20_000, 100])
+    ends, M = i32([30_000, 29_000, 21_500, 400]), 4
     scores = memory(M, num_keys)
     scores[:] = np.round(rng.standard_normal((M, num_keys)) * 50)
     sampled = np.arange(3, num_keys, 16, dtype=np.int32)
@@ -216,17 +216,31 @@ def test_bounds_and_survivors(cuda):
         tied = (scores[row] == bound_score[row]) & (keys <= bound_key[row])
         passed = keys[inside & ((scores[row] > bound_score[row]) | tied)]
         counts[row] = len(passed)
-        assert k <= len(passed) <= room
+        assert min(k, ends[row] - starts[row]) <= len(passed) <= room
         lists[row, : len(passed)] = rng.permutation(scores[row, passed].view(np.int32).astype(np.int64) << 32 | passed)
     counts[1] = k - 1  # as if the bound had let through too few: the row is left open
-    out, open_rows = np.full((M, k), 7, np.int32), np.zeros(1 + M, np.int32)
-    cuda.launch(
-        "topk_survivors", M, KERNELS["topk_survivors"].threads, lists, counts, starts, bound_score, bound_key, out,
-        open_rows, num_keys, k, k, room, seed=2,
-    )  # fmt: skip
-    assert open_rows.tolist() == [1, 1, 0, 0] and (out[1] == 7).all()
-    for row in (0, 2):
-        assert out[row].tolist() == best(scores[row], starts[row], ends[row], k)
+    kept_scores = np.full((M, k + 3), 7, np.float32)
+    for wanted in (None, kept_scores):
+        out, open_rows = np.full((M, k), 7, np.int32), np.zeros(1 + M, np.int32)
+        cuda.launch(
+            "topk_survivors", M, KERNELS["topk_survivors"].threads, lists, counts, starts, bound_score, bound_key, out,
+            wanted, open_rows, num_keys, k, k + 3, k, room, seed=2,
+        )  # fmt: skip
+        assert open_rows.tolist() == [1, 1, 0, 0, 0] and (out[1] == 7).all()
+        for row in (0, 2, 3):
+            assert out[row].tolist() == best(scores[row], starts[row], ends[row], k)
+    assert (kept_scores[1] == 7).all() and (kept_scores[:, k:] == 7).all()
+    for row in (0, 2, 3):
+        assert same_floats(kept_scores[row, :k], scores_at(scores[row], starts[row], out[row]))
+
+
+def scores_at(row, start, positions):
+    """Of what was chosen; -inf where there was nothing left to choose."""
+    return np.where(positions < 0, np.float32(-INF), row[np.maximum(positions + max(start, 0), 0)])
+
+
+def same_floats(a, b):
+    return a.tobytes() == b.tobytes()
 
 
 OPEN = {
@@ -255,12 +269,17 @@ def test_open_rows(cuda, count, which, first):
     for place, row in enumerate(taken[:blocks]):
         logits[place, max(starts[row], 0) : min(ends[row], N)] = scores[row][max(starts[row], 0) : min(ends[row], N)]
     open_rows, out = i32([count, *which, M, M, M, M]), np.full((M + 1, k + 3), 7, np.int32)
+    kept_scores = np.full((M + 1, k + 5), 7, np.float32)
     cuda.may_read(logits)
-    sizes = (first, M, N, stride, k + 3, k)
-    cuda.launch(
-        "topk_open", blocks, KERNELS["topk_open"].threads, logits, open_rows, i32(starts), i32(ends), out, *sizes,
-        seed=len(taken),
-    )  # fmt: skip
-    for row, got in enumerate(out.tolist()):
-        chosen = best(scores[row][:N], starts[row], min(ends[row], N), k) if row in taken[:blocks] else [7] * k
-        assert got == [*chosen, 7, 7, 7]
+    sizes = (first, M, N, stride, k + 3, k + 5, k)
+    for wanted in (None, kept_scores):
+        cuda.launch(
+            "topk_open", blocks, KERNELS["topk_open"].threads, logits, open_rows, i32(starts), i32(ends), out, wanted,
+            *sizes, seed=len(taken),
+        )  # fmt: skip
+    for row, got in enumerate(out):
+        is_open = row in taken[:blocks]
+        chosen = best(scores[row][:N], starts[row], min(ends[row], N), k) if is_open else [7] * k
+        assert got.tolist() == [*chosen, 7, 7, 7]
+        want = scores_at(scores[row], starts[row], got[:k]) if is_open else np.full(k, 7, np.float32)
+        assert same_floats(kept_scores[row], np.append(want, np.full(5, 7, np.float32)))
