@@ -78,7 +78,27 @@ def test_every_key_finds_its_place(dcp_size, interleave, lens, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("lens", [pytest.param([40, 3, 20], id="aligned"), pytest.param([1, 1], id="few-keys")])
+@pytest.mark.parametrize(
+    ("dim", "lens", "aligned"),
+    [(128, [21, 8], False), (128, [70, 3], True), (36, [4], False), (36, [30], True), (12, [1], False)],
+)
+def test_keys_that_fill_no_power_of_two_and_values_that_fill_no_lines(dim, lens, aligned, backend):
+    def key_of(request, position):
+        return [(request * 90 + position + at) % 199 for at in range(dim)], request * 100.0 + position
+
+    held, packed = gathered_bytes(lens, 3, 2, dim, key_of)
+    shards = KeyShards(packed.to(DEVICE), starts(held, DEVICE), dim, 2)
+    assert shards.is_aligned == aligned
+    everything = rows_of(gather_keys(shards, backend=backend))
+    at = torch.arange(shards.num_keys - 1, -1, -1, dtype=torch.int32, device=DEVICE)
+    assert repr(rows_of(pick_keys(shards, at, backend=backend))) == repr(everything[::-1])  # padding is NaN
+    for request, (length, first) in enumerate(zip(lens, shards.local_start.tolist(), strict=False)):
+        want = [key_of(request, position) for position in range(length)]
+        assert everything[3 * first : 3 * first + length] == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lens", [pytest.param([40, 3, 20], id="several"), pytest.param([1, 1], id="one-each")])
 def test_picked_keys_are_those_at_the_positions(lens, backend):
     _, shards = shards_of(lens, 3, 2)
     starts_at = shards.local_start.tolist()
