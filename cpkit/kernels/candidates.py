@@ -57,8 +57,14 @@ def local_candidates_reference(
     index = topk_indices.long().clamp(min=0)
     column = torch.where(kept, key_start.long()[:, None] + index, 0)
     scores = logits.gather(1, column) if logits.shape[1] else logits.new_zeros(column.shape)
-    positions = join_position(order.dcp_rank, order.first_key + index, order.dcp_size, order.interleave)
-    return scores.masked_fill(~kept, float("-inf")), positions.masked_fill(~kept, PAD)
+    return scores.masked_fill(~kept, float("-inf")), global_positions(topk_indices, order)
+
+
+def global_positions(topk_indices: torch.Tensor, order: KeyOrder) -> torch.Tensor:
+    """int64, of a rank's own best keys, counted from the row's first key; -1 for none."""
+    index = order.first_key + topk_indices.long().clamp(min=0)
+    positions = join_position(order.dcp_rank, index, order.dcp_size, order.interleave)
+    return positions.masked_fill(topk_indices < 0, PAD)
 
 
 def local_candidates(

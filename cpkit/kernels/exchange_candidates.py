@@ -13,8 +13,15 @@ import triton.language as tl
 
 from cpkit.errors import PlanError
 from cpkit.kernels.backends import BACKENDS, check_backend
-from cpkit.kernels.candidates import KeyOrder, check_found, global_topk, local_candidates, pack_candidates
-from cpkit.kernels.checks import check_positive, check_tensor
+from cpkit.kernels.candidates import (
+    KeyOrder,
+    check_found,
+    global_positions,
+    global_topk,
+    local_candidates,
+    pack_candidates,
+)
+from cpkit.kernels.checks import check_positive, check_shard, check_tensor
 from cpkit.planner.collectives import CANDIDATE_BYTES
 
 WORDS = tl.constexpr(3)
@@ -34,17 +41,20 @@ MOST_AT_ONCE = 16384
 def _packed_candidates_kernel(
     topk_indices, logits, key_start, out,
     num_tokens: tl.int64, num_keys: tl.int64, topk_stride: tl.int64, logits_stride: tl.int64, dcp_rank: tl.int64,
-    first_key: tl.int64, K: tl.constexpr, DCP_SIZE: tl.constexpr, INTERLEAVE: tl.constexpr, BLOCK: tl.constexpr,
+    first_key: tl.int64, SCORED: tl.constexpr, K: tl.constexpr, DCP_SIZE: tl.constexpr, INTERLEAVE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """SCORED: a row of logits has those of what is kept alone, side by side; key_start is not read."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     token = i // K
     inside = token < num_tokens
     index = tl.load(topk_indices + token * topk_stride + i % K, mask=inside, other=-1).to(tl.int64)
-    start = tl.load(key_start + token, mask=inside, other=0).to(tl.int64)
     kept = index >= 0
-    score = tl.load(
-        logits + token * logits_stride + start + index, mask=kept & (start + index < num_keys), other=float("-inf")
-    )
+    if SCORED:
+        column = i % K
+    else:
+        column = tl.load(key_start + token, mask=inside, other=0).to(tl.int64) + index
+    score = tl.load(logits + token * logits_stride + column, mask=kept & (column < num_keys), other=float("-inf"))
     local = first_key + index
     turn = local // INTERLEAVE
     position = tl.where(kept, (turn * DCP_SIZE + dcp_rank) * INTERLEAVE + local - turn * INTERLEAVE, -1)
@@ -68,13 +78,35 @@ def packed_candidates(
     if backend == "torch":
         return pack_candidates(*local_candidates(topk_indices, logits, key_start, order))
     check_found(topk_indices, logits, key_start, order)
+    return _launch_packing(topk_indices, logits, key_start, order, scored=False)
+
+
+def packed_scores(
+    topk_indices: torch.Tensor, scores: torch.Tensor, order: KeyOrder, *, backend: str = "torch"
+) -> torch.Tensor:
+    """The same of candidates whose scores [num_tokens, k] fp32 lie beside their indices, as indexer_topk gives both."""
+    device = topk_indices.device
+    check_backend("packed_scores", backend, BACKENDS, compiled=_packed_candidates_kernel, device=device)
+    check_shard(order.dcp_size, order.dcp_rank, order.interleave)
+    check_tensor("topk_indices", topk_indices, torch.int32, (None, None), device)
+    check_tensor("scores", scores, torch.float32, tuple(topk_indices.shape), device)
+    if backend == "torch":
+        return pack_candidates(
+            scores.masked_fill(topk_indices < 0, float("-inf")), global_positions(topk_indices, order)
+        )
+    return _launch_packing(topk_indices, scores, topk_indices, order, scored=True)
+
+
+def _launch_packing(
+    topk_indices: torch.Tensor, logits: torch.Tensor, key_start: torch.Tensor, order: KeyOrder, *, scored: bool
+) -> torch.Tensor:
     num_tokens, k = topk_indices.shape
-    out = torch.empty(num_tokens, k, CANDIDATE_BYTES, dtype=torch.uint8, device=device)
+    out = torch.empty(num_tokens, k, CANDIDATE_BYTES, dtype=torch.uint8, device=topk_indices.device)
     if out.numel():
         _packed_candidates_kernel[(triton.cdiv(num_tokens * k, BLOCK),)](
             topk_indices, logits, key_start, out.view(torch.int32),
             num_tokens, logits.shape[1], topk_indices.stride(0), logits.stride(0), order.dcp_rank, order.first_key,
-            K=k, DCP_SIZE=order.dcp_size, INTERLEAVE=order.interleave, BLOCK=BLOCK, num_warps=4,
+            SCORED=scored, K=k, DCP_SIZE=order.dcp_size, INTERLEAVE=order.interleave, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return out
 

@@ -37,7 +37,7 @@ from cpkit.kernels.compressed_slots import (
 from cpkit.kernels.dcp_local_lens import dcp_local_lens
 from cpkit.kernels.decode_lens import DecodeRows, flat_decodes, native_decodes
 from cpkit.kernels.deinterleave import deinterleave_idx
-from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates
+from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates, packed_scores
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.gather_keys import gather_keys, pick_keys, pull_keys
 from cpkit.kernels.gather_lens import gather_lens
@@ -148,8 +148,8 @@ def scores(d, dcp_rank, num_tokens, num_keys, offset):
     for ratio in {1, *(ratio for ratio, _ in d.states)}:
         order = KeyOrder(d.dcp_size, dcp_rank, max(d.interleave // ratio, 1), offset)
         packed_candidates(kept, logits, ends, order, **b)
-    if d.pcp_size > 1 and d.dcp_size > 1:
-        packed_candidates(kept, logits, ends, token_order(offset), **b)
+        prefills = token_order(offset) if d.pcp_size > 1 and d.dcp_size > 1 else order
+        packed_scores(kept, tensor(num_tokens, k, dtype=torch.float32), prefills, **b)
     join_packed(tensor(2 * num_tokens, k, 12, dtype=torch.uint8), 2, k, **b)
     if d.dcp_size > 1:
         best_of_packed(tensor(d.dcp_size * num_tokens, k, 12, dtype=torch.uint8), d.dcp_size, k, **b)

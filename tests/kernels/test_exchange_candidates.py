@@ -7,8 +7,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from cpkit.errors import ConfigError, PlanError  # noqa: E402
-from cpkit.kernels.candidates import KeyOrder, pack_candidates, unpack_candidates  # noqa: E402
-from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_candidates  # noqa: E402
+from cpkit.kernels.candidates import KeyOrder, local_candidates, pack_candidates, unpack_candidates  # noqa: E402
+from cpkit.kernels.exchange_candidates import (  # noqa: E402
+    best_of_packed,
+    join_packed,
+    packed_candidates,
+    packed_scores,
+)
 
 INF, NAN = float("inf"), float("nan")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,6 +46,11 @@ def test_a_rank_packs_scores_and_global_positions(backend, dcp_size, dcp_rank, i
                 position = held[first_key + index]
             want = np.float32(score).tobytes() + np.int64(position).tobytes()
             assert got[token, i].cpu().numpy().tobytes() == want
+    if ints is torch.int32:
+        scores, _ = local_candidates(words, put(logits, torch.float32), put(start, torch.int32), order)
+        wider = torch.full((3, 9), NAN, device=DEVICE)[:, 2:6]
+        wider[:] = scores.masked_fill(words < 0, NAN)  # what lies beside no key is not read
+        assert torch.equal(packed_scores(words, wider, order, backend=backend), got)
 
 
 def pairs(scores, positions):

@@ -17,7 +17,7 @@ BEST_SIZES = ((2, 512), (8, 2048))
 
 def exchange_entries() -> list[KernelEntry]:
     """One entry for each kernel and each kind of constants that the wrappers launch."""
-    entries = [_packing(k, 8, 1) for k in TOPK]
+    entries = [_packing(k, 8, 1, scored=scored) for k in TOPK for scored in (False, True)]
     entries.append(_best_entry("join_packed-k2048", 2, 2048, packed=1))
     return entries + [_best_entry(f"best_of_packed-k{k}-dcp{ranks}", ranks, k, packed=0) for ranks, k in BEST_SIZES]
 
@@ -25,10 +25,10 @@ def exchange_entries() -> list[KernelEntry]:
 def exchange_keys(deployment: KernelSizes) -> list[KernelEntry]:
     """Every kernel that any rank of a deployment launches in any step."""
     k, dcp_size, gathered = deployment.index_topk, deployment.dcp_size, token_order(0)
-    orders = {(dcp_size, max(deployment.interleave // ratio, 1)) for ratio in deployment.ratios()}
-    if deployment.pcp_size > 1 and dcp_size > 1:
-        orders.add((gathered.dcp_size, gathered.interleave))
-    entries = [_packing(k, *order) for order in sorted(orders)]
+    shards = sorted({(dcp_size, max(deployment.interleave // ratio, 1)) for ratio in deployment.ratios()})
+    prefills = [(gathered.dcp_size, gathered.interleave)] if deployment.pcp_size > 1 and dcp_size > 1 else shards
+    entries = [_packing(k, *order, scored=False) for order in shards]  # decodes
+    entries += [_packing(k, *order, scored=True) for order in prefills]
     at_once = exchange.lists_at_once(k)
     entries.append(_best_entry(f"join_packed-k{k}", at_once, k, packed=1))
     if dcp_size > 1:
@@ -39,11 +39,11 @@ def exchange_keys(deployment: KernelSizes) -> list[KernelEntry]:
     return entries
 
 
-def _packing(k: int, dcp_size: int, interleave: int) -> KernelEntry:
+def _packing(k: int, dcp_size: int, interleave: int, *, scored: bool) -> KernelEntry:
     counts = dict.fromkeys(("num_tokens", "num_keys", "topk_stride", "logits_stride", "dcp_rank", "first_key"), "i64")
     types = {"topk_indices": "*i32", "logits": "*fp32", "key_start": "*i32", "out": "*i32", **counts}
-    constants = {"K": k, "DCP_SIZE": dcp_size, "INTERLEAVE": interleave, "BLOCK": exchange.BLOCK}
-    name = f"packed_candidates-k{k}-dcp{dcp_size}-interleave{interleave}"
+    constants = {"SCORED": scored, "K": k, "DCP_SIZE": dcp_size, "INTERLEAVE": interleave, "BLOCK": exchange.BLOCK}
+    name = f"packed_{'scores' if scored else 'candidates'}-k{k}-dcp{dcp_size}-interleave{interleave}"
     return KernelEntry(name, exchange._packed_candidates_kernel, types, constants, {"num_warps": 4})
 
 
