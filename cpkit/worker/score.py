@@ -50,31 +50,32 @@ Workspace = IndexKeys | KeyShards
 """Indexer keys of a chunk: side by side, or as all DCP ranks sent them; counted in token order."""
 
 
-def workspace_logits(
-    queries: IndexQueries, keys: Workspace, key_start: torch.Tensor, key_end: torch.Tensor, *, backend: str
-) -> torch.Tensor:
-    """[tokens, keys] fp32, written inside each token's range alone. Raises PlanError for a backward range."""
-    check_ranges(key_start, key_end)  # the kernels see it on a CPU alone, where looking is free
-    return mqa_logits(queries.q, keys, queries.weights, key_start, key_end, backend=backend)
-
-
 def workspace_topk(
     queries: IndexQueries,
     keys: Workspace,
-    key_start: torch.Tensor,
-    key_end: torch.Tensor,
+    bounds: tuple[torch.Tensor, torch.Tensor],
     k: int,
+    scores: torch.Tensor | None,
     *,
     workspace_bytes: int,
     backend: str,
 ) -> torch.Tensor:
-    """[tokens, k] int64: the k best keys of each token's range, counted from its start, -1 behind the last.
+    """[tokens, k] int32: the k best keys of each token's range, counted from its start, -1 behind the last.
 
+    bounds: where the ranges start and end. scores: [tokens, k] fp32, takes those of the keys, if they are wanted.
     workspace_bytes: most memory for logits, or for what is kept of them. Raises PlanError for a backward range.
     """
-    check_ranges(key_start, key_end)
-    operands = queries.q, keys, queries.weights, key_start, key_end
-    return indexer_topk(*operands, k, workspace_bytes=workspace_bytes, backend=backend).long()
+    check_ranges(*bounds)  # the kernels see it on a CPU alone, where looking is free
+    return indexer_topk(
+        queries.q,
+        keys,
+        queries.weights,
+        *bounds,
+        k,
+        scores=scores,
+        backend=backend,
+        workspace_bytes=workspace_bytes,
+    )
 
 
 def decode_logits(

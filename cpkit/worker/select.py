@@ -1,12 +1,13 @@
 """Which keys each query token attends: the best that the indexer finds over chunks, key spans and ranks.
 
-    prefill    all keys in one workspace -> logits and top-k at once
-               else workspace keys -> logits -> top-k -> candidates, joined over key spans, exchanged over DCP alone
+    prefill    workspace keys -> logits and top-k at once; where a workspace does not hold all keys, of all ranks:
+               -> candidates, joined over key spans, exchanged over DCP without PCP
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
 
 A selection is [tokens, k] int64: positions among the request's indexer keys (states, or pools of them) in no order,
 then -1. Candidates are packed, 12 bytes each, from where they are found: top-k, packing and the best of all ranks are a
-launch each and one collective.
+launch each and one collective. What logits the plan lets be written at once shows in memory alone, and in how many
+collectives carry the candidates: one for each run of query tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,13 @@ from cpkit.builders.indexer_metadata import IndexerChunk, IndexerDecode
 from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather, in_turn
 from cpkit.kernels.candidates import KeyOrder, token_order, unpack_candidates
-from cpkit.kernels.exchange_candidates import best_of_packed, join_packed
+from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_scores
 from cpkit.kernels.table_keys import KeyTable
 from cpkit.kernels.table_slots import table_slots
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
-from cpkit.worker.score import IndexQueries, Workspace, best_keys, decode_logits, workspace_logits, workspace_topk
+from cpkit.worker.score import IndexQueries, Workspace, best_keys, decode_logits, workspace_topk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,13 +52,9 @@ class Selector:
         return self.layer.index.topk
 
     def prefill(self, spans: Sequence[Sequence[IndexerChunk]], queries: IndexQueries) -> torch.Tensor:
-        """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside.
-
-        Where one workspace holds all keys, from all ranks, the runs are one: what logits the budget lets be written
-        does not show.
-        """
+        """The selection of the tokens of one set of chunks (chunk_sets): spans outside, runs of tokens inside."""
         gathers = spans[0][0].gather is not None
-        found: list[torch.Tensor] = []
+        found: torch.Tensor | None = None
         firsts = [span[0] for span in spans]
         workspaces = self.gathered_keys(firsts) if gathers else map(self.local_keys, firsts)
         if len(spans) == 1 and (gathers or self.places.plan.topology.dcp == 1):
@@ -65,9 +62,13 @@ class Selector:
             return self.best_of_all(spans[0], queries, keys)
         for span, keys in zip(spans, workspaces, strict=True):
             order = token_order(span[0].key_span[0]) if gathers else self.shard_order(span[0].first_local)
-            of_span = [self.candidates(run, queries, keys, order) for run in span]
-            found = [self.joined(*both) for both in zip(found, of_span, strict=True)] if found else of_span
-        return torch.cat([unpack_candidates(run)[1] if gathers else self.exchange(run) for run in found])
+            of_span = self.candidates(span, queries, keys, order)
+            found = of_span if found is None else self.joined(found, of_span)
+        assert found is not None, "a set has spans"
+        if gathers:
+            return unpack_candidates(found)[1]
+        first = spans[0][0].token_start
+        return torch.cat([self.exchange(found[run.token_start - first : run.token_stop - first]) for run in spans[0]])
 
     def decode(self, decode: IndexerDecode, queries: IndexQueries) -> torch.Tensor:
         """The selection of the decode tokens, which come first."""
@@ -126,16 +127,24 @@ class Selector:
     def best_of_all(self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace) -> torch.Tensor:
         """The selection of runs of query tokens from a workspace that holds all keys of their requests, from 0 on."""
         assert runs[0].key_span[0] == 0, "a lone span is the first"
+        return self.kept(runs, queries, keys, None).long()
+
+    def candidates(
+        self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace, order: KeyOrder
+    ) -> torch.Tensor:
+        """The best keys of a workspace for runs of query tokens, packed."""
+        scores = torch.empty(runs[-1].token_stop - runs[0].token_start, self.topk, device=queries.q.device)
+        kept = self.kept(runs, queries, keys, scores)
+        return packed_scores(kept, scores, order, backend=self.backend)
+
+    def kept(
+        self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace, scores: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[tokens, k] int32, the best keys of a workspace, counted from each token's first; scores takes theirs."""
         part = queries.part(runs[0].token_start, runs[-1].token_stop)
         bounds = torch.cat([run.key_start for run in runs]), torch.cat([run.key_end for run in runs])
         room = self.places.plan.budget.logits_bytes
-        return workspace_topk(part, keys, *bounds, self.topk, workspace_bytes=room, backend=self.backend)
-
-    def candidates(self, run: IndexerChunk, queries: IndexQueries, keys: Workspace, order: KeyOrder) -> torch.Tensor:
-        """The best keys of a workspace for one run of query tokens, packed."""
-        part, bounds = queries.part(run.token_start, run.token_stop), (run.key_start, run.key_end)
-        logits = workspace_logits(part, keys, *bounds, backend=self.backend)
-        return best_keys(logits, *bounds, self.topk, order, backend=self.backend)
+        return workspace_topk(part, keys, bounds, self.topk, scores, workspace_bytes=room, backend=self.backend)
 
     def joined(self, before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         """The best candidates of two key spans."""
