@@ -49,10 +49,9 @@ class Operands:
         q, weights = self.q.stride(0), self.weights.stride(0) * 4
         return q // ALIGNMENT, self.key_memory()[0].stride(0) // ALIGNMENT, weights // ALIGNMENT
 
-    def rows(self, some: slice | torch.Tensor) -> "Operands":
+    def rows(self, some: slice) -> "Operands":
         """The same keys for some of the rows."""
-        q = self.q.view(torch.uint8)[some].view(self.q.dtype)  # torch gathers no fp8
-        return Operands(q, self.keys, self.weights[some], self.key_start[some], self.key_end[some])
+        return Operands(self.q[some], self.keys, self.weights[some], self.key_start[some], self.key_end[some])
 
     def check(self) -> None:
         """Raise PlanError unless the operands fit each other."""

@@ -1,9 +1,9 @@
 """What the indexer computes on one rank: scores of query tokens against keys, and each token's best keys.
 
-    workspace    keys side by side or in shards, of several requests  prefill
-    pages        keys where they are stored, of one request each      decode
+    workspace    keys side by side or in shards, of several requests  prefill    the best at once
+    pages        keys where they are stored, of one request each      decode     logits, then the best
 
-Both give logits; the best of a row become candidates, which carry the position that a key has in its request.
+Where they are of a part of the keys they become candidates, which carry the position that a key has in its request.
 """
 
 from collections.abc import Sequence
