@@ -1,20 +1,35 @@
-"""The warp that loads, of the Hopper kernel of a prefill's logits (mqa_logits_gluon.py): queries, then key tiles ahead.
+"""The warp that loads, of the Hopper kernel of a prefill's logits (mqa_logits_gluon.py), and what it tells the scorers.
+
+It goes through the program's items (mqa_items_gluon.py) and finds which keys the rows of each may score. Queries and
+keys come by TMA; with the queries scorers learn what they belong to, and last that there is nothing more:
+
+    told      row of the block's first query, or -1 behind the last item
+              first key of the first tile, first key that may be scored, key behind the last
 
 Rows of the result are the query rows in their order, or those that a list on the device names: then each row's queries
-are a box of their own. Keys lie in token order, or as DCP ranks sent them (mqa_shards_gluon.py). All warps share
+are a box of their own. Keys lie in token order, or as DCP ranks sent them (mqa_shards_gluon.py): then an item is told
+region by region, and scales come beside the keys. All warps share
 
     work       N, blocks of query rows, items, keys of an item's chunk
     rows       key_start, key_end, M, and the list of rows if there is one
     keys       their scales, and the shards if they lie so
-    buffers    queries, keys, scales of shards; barriers of queries that are ready, or free again, and of keys
+    buffers    queries, keys, scales of shards, what is told; barriers of queries that are ready, or free again, and of
+               keys
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from cpkit.kernels.mqa_items_gluon import TILE, block_and_chunk, item_of_lap
-from cpkit.kernels.mqa_shards_gluon import part_of_region, place_of_tile, region_of
+from cpkit.kernels.mqa_shards_gluon import (
+    owners_of_tiles,
+    part_of_region,
+    places_of_tiles,
+    region_of,
+    words_of_scales,
+)
+from cpkit.kernels.warp_scalars_gluon import LANES, of_lane, uniform
 
 D = gl.constexpr(128)
 COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
@@ -22,6 +37,7 @@ BLOCK_N = gl.constexpr(TILE)  # keys of one wgmma
 GROUPS = gl.constexpr(4)  # column groups of a query block: two for each scorer
 NUM_Q = gl.constexpr(2)  # query blocks in shared memory: the next one loads while this one is scored
 NUM_K = gl.constexpr(6)  # key tiles in shared memory
+TOLD = gl.constexpr(4)  # numbers that scorers are told
 
 _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in newer Triton; in 3.6
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -51,14 +67,40 @@ def keys_of_item(item, work, rows, H: gl.constexpr, OPEN: gl.constexpr):
     end = gl.minimum(gl.load(key_end + at, mask=own < M, other=0), N)
     first = gl.maximum(gl.min(gl.where(start < end, start, N), axis=0), chunk_start)
     last = gl.minimum(gl.max(end, axis=0), chunk_start + chunk_keys)
-    return row, first, gl.maximum(first, last)
+    return row, uniform(first), uniform(gl.maximum(first, last))
 
 
 @gluon.jit
-def _load_queries(q_desc, row, rows, slot, buffers, H: gl.constexpr, OPEN: gl.constexpr):
-    """A block of query rows, column group after column group; rows that are listed lie apart."""
-    q_bufs, _, _, q_ready, _, _, _ = buffers
+def _tell(slot, row, first_tile, begin, stop, buffers):
+    """Put down what scorers are told of a slot's queries; the queries' barrier lets them read it."""
+    told = buffers[3]
+    i = gl.arange(0, TOLD, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    numbers = gl.where(i == 0, row, gl.where(i == 1, first_tile, gl.where(i == 2, begin, stop)))
+    told.index(slot).store(numbers)
+    _barrier()
+
+
+@gluon.jit
+def what_is_told(slot, buffers):
+    """The four numbers, once the slot's queries are ready."""
+    told = buffers[3]
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    i = gl.arange(0, TOLD, layout=layout)
+    numbers = told.index(slot).load(layout)
+    row = uniform(gl.max(gl.where(i == 0, numbers, -1), axis=0))
+    first_tile = uniform(gl.max(gl.where(i == 1, numbers, -1), axis=0))
+    begin = uniform(gl.max(gl.where(i == 2, numbers, -1), axis=0))
+    return row, first_tile, begin, uniform(gl.max(gl.where(i == 3, numbers, -1), axis=0))
+
+
+@gluon.jit
+def _begin(q_desc, row, span, rows, turn, buffers, H: gl.constexpr, OPEN: gl.constexpr):
+    """Tell of a block of query rows and load it, column group after column group. span: first tile, begin, stop."""
+    q_bufs, _, _, _, q_ready, q_free, _, _ = buffers
     Q: gl.constexpr = COLS // H
+    slot = turn % NUM_Q
+    mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
+    _tell(slot, row, span[0], span[1], span[2], buffers)
     mbarrier.expect(q_ready.index(slot), GROUPS * COLS * D)
     for group in gl.static_range(GROUPS):
         target = q_bufs.index(slot * GROUPS + group)
@@ -73,7 +115,7 @@ def _load_queries(q_desc, row, rows, slot, buffers, H: gl.constexpr, OPEN: gl.co
 @gluon.jit
 def _load_ordered(k_desc, first, last, tile, buffers):
     """Keys that lie in token order. Returns the tile behind the last."""
-    _, k_bufs, _, _, _, k_ready, k_free = buffers
+    _, k_bufs, _, _, _, _, k_ready, k_free = buffers
     for key in range(first, last, BLOCK_N):
         stage = tile % NUM_K
         mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
@@ -84,45 +126,70 @@ def _load_ordered(k_desc, first, last, tile, buffers):
 
 
 @gluon.jit
-def _load_sharded(k_desc, first, last, tile, keys, buffers):
-    """Keys that lie as ranks sent them, and their scales. Returns the tile behind the last."""
-    _, k_bufs, s_bufs, _, _, k_ready, k_free = buffers
+def _load_shards(k_desc, s_desc, first, last, region, tile, keys, buffers):
+    """Keys of a region as ranks sent them, and their scales. Returns the tile behind the last.
+
+    The lanes find the places of 32 tiles at once: what the loader's warp does slows the scorers' beside it.
+    """
+    _, k_bufs, s_bufs, _, _, _, k_ready, k_free = buffers
     scales, shards = keys
-    lane = gl.arange(0, BLOCK_N, layout=gl.BlockedLayout([2], [32], [1], [0]))
-    region = region_of(first, shards)
-    while (first < last) & (region < shards[1]):
-        _begin, stop, first_tile = part_of_region(region, first, last, shards)
-        for key in range(first_tile, stop, BLOCK_N):
-            line, words, inside = place_of_tile(key, lane, region, shards)
-            scale = gl.load(scales + words, mask=inside, other=0.0)
+    for key in range(first, last, LANES * BLOCK_N):
+        owners, locals = owners_of_tiles(key, region, shards)
+        lines, words = places_of_tiles(owners, locals, shards)
+        for i in range(gl.minimum(gl.cdiv(last - key, BLOCK_N), LANES)):
+            line = of_lane(lines, i)
+            word = of_lane(words, i)
             stage = tile % NUM_K
             mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
-            s_bufs.index(stage).store(scale)
-            _barrier()
-            mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
+            if word < 0:
+                _copy_scales(scales, of_lane(owners, i), of_lane(locals, i), s_bufs.index(stage), shards)
+                mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
+            else:
+                mbarrier.expect(k_ready.index(stage), BLOCK_N * (D + 4))
+                _tma_load(s_desc, [0, word], k_ready.index(stage), s_bufs.index(stage))
             _tma_load(k_desc, [line, 0], k_ready.index(stage), k_bufs.index(stage))
             tile += 1
-        first = stop
-        region += 1
     return tile
 
 
 @gluon.jit
+def _copy_scales(scales, owner, local, target, shards):
+    """Scales of a tile that lie in two pieces, by the warp itself."""
+    lane = gl.arange(0, BLOCK_N, layout=gl.BlockedLayout([2], [32], [1], [0]))
+    words, inside = words_of_scales(owner, local, lane, shards)
+    target.reshape([BLOCK_N]).store(gl.load(scales + words, mask=inside, other=0.0))
+    fence_async_shared()  # TMA writes there next
+    _barrier()
+
+
+@gluon.jit
 def load_partition(
-    q_desc, k_desc, keys, work, rows, buffers, H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr
-):
-    _, _, _, _, q_free, _, _ = buffers
+    descs, keys, work, rows, buffers, H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr
+):  # fmt: skip
+    q_desc, k_desc, s_desc = descs
+    _, _, _, _, q_ready, q_free, _, _ = buffers
     num_items = work[2]
     turn = 0
     tile = 0
     for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
         row, first, last = keys_of_item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, rows, H, OPEN)
-        if first < last:
-            slot = turn % NUM_Q
-            mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
-            _load_queries(q_desc, row, rows, slot, buffers, H, OPEN)
-            turn += 1
-            if SHARDS:
-                tile = _load_sharded(k_desc, first, last, tile, keys, buffers)
-            else:
+        if SHARDS:
+            shards = keys[1]
+            region = region_of(first, shards)
+            while (first < last) & (region < shards[1]):
+                begin, stop, first_tile = part_of_region(region, first, last, shards)
+                if begin < stop:
+                    _begin(q_desc, row, (first_tile, begin, stop), rows, turn, buffers, H, OPEN)
+                    turn += 1
+                    tile = _load_shards(k_desc, s_desc, first_tile, stop, region, tile, keys, buffers)
+                first = stop
+                region += 1
+        else:
+            if first < last:
+                _begin(q_desc, row, (first, first, last), rows, turn, buffers, H, OPEN)
+                turn += 1
                 tile = _load_ordered(k_desc, first, last, tile, buffers)
+    slot = turn % NUM_Q
+    mbarrier.wait(q_free.index(slot), (turn // NUM_Q & 1) ^ 1)
+    _tell(slot, -1, 0, 0, 0, buffers)
+    mbarrier.arrive(q_ready.index(slot), count=1)

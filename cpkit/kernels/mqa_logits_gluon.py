@@ -26,20 +26,20 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cpkit.kernels.head_sums_gluon import owner_layout, weighted_head_sums
 from cpkit.kernels.key_shards import KeyShards
-from cpkit.kernels.mqa_items_gluon import choose_chunk, item_of_lap
+from cpkit.kernels.mqa_items_gluon import choose_chunk
 from cpkit.kernels.mqa_loader_gluon import (
     BLOCK_N,
     COLS,
     GROUPS,
     NUM_K,
     NUM_Q,
+    TOLD,
     D,
-    keys_of_item,
     load_partition,
     operand_row,
+    what_is_told,
 )
 from cpkit.kernels.mqa_operands import Operands
-from cpkit.kernels.mqa_shards_gluon import part_of_region, region_of
 from cpkit.kernels.mqa_survivors_gluon import claim_places, list_passing
 
 
@@ -70,23 +70,11 @@ def _group_inputs(own, weight_rows, heads, span, weights, rows, sink, LIST: gl.c
 
 
 @gluon.jit
-def _within(group, begin, stop, LIST: gl.constexpr):
-    """A column group whose rows see no keys outside begin .. stop - 1."""
-    start = gl.maximum(group[1], begin)
-    end = gl.minimum(group[2], stop)
-    if LIST:
-        return (group[0], start, end, group[3], group[4])
-    else:
-        return (group[0], start, end, group[3])
-
-
-@gluon.jit
 def _score_partition(
     keys, weights, work, rows, sink, buffers, H: gl.constexpr, SCORER: gl.constexpr, LIST: gl.constexpr,
     OPEN: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
-    q_bufs, _, _, q_ready, q_free, _, _ = buffers
-    num_items = work[2]
+    q_bufs, _, _, _, q_ready, q_free, _, _ = buffers
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
     own_rows = SCORER * 2 * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, gl.SliceLayout(2, owner_layout(Q))))
@@ -95,31 +83,22 @@ def _score_partition(
     heads = cols % H
     turn = 0
     tile = 0
-    for lap in range(gl.cdiv(num_items, gl.num_programs(0))):
-        row, first, last = keys_of_item(item_of_lap(lap, gl.program_id(0), gl.num_programs(0)), work, rows, H, OPEN)
-        span = (first, last)
-        w0, group0 = _group_inputs(row + own_rows, row + col_rows, heads, span, weights, rows, sink, LIST, OPEN)
-        w1, group1 = _group_inputs(row + Q + own_rows, row + Q + col_rows, heads, span, weights, rows, sink, LIST, OPEN)
-        if first < last:
-            slot = turn % NUM_Q
-            mbarrier.wait(q_ready.index(slot), turn // NUM_Q & 1)
+    row = 0
+    while row >= 0:
+        slot = turn % NUM_Q
+        mbarrier.wait(q_ready.index(slot), turn // NUM_Q & 1)
+        row, first_tile, begin, stop = what_is_told(slot, buffers)
+        if row >= 0:
+            span = (begin, stop)
+            w0, group0 = _group_inputs(row + own_rows, row + col_rows, heads, span, weights, rows, sink, LIST, OPEN)
+            w1, group1 = _group_inputs(
+                row + Q + own_rows, row + Q + col_rows, heads, span, weights, rows, sink, LIST, OPEN
+            )
             q0 = q_bufs.index(slot * GROUPS + SCORER * 2).permute((1, 0))
             q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
-            if SHARDS:
-                shards = keys[1]
-                region = region_of(first, shards)
-                while (first < last) & (region < shards[1]):
-                    begin, stop, first_tile = part_of_region(region, first, last, shards)
-                    half0 = (q0, w0, _within(group0, begin, stop, LIST))
-                    half1 = (q1, w1, _within(group1, begin, stop, LIST))
-                    if begin < stop:
-                        tiles = (first_tile, stop)
-                        tile = _score_keys((half0, half1), tiles, tile, keys, work, rows, sink, buffers, H, LIST, True)
-                    first = stop
-                    region += 1
-            else:
-                halves = ((q0, w0, group0), (q1, w1, group1))
-                tile = _score_keys(halves, span, tile, keys, work, rows, sink, buffers, H, LIST, False)
+            halves = ((q0, w0, group0), (q1, w1, group1))
+            tiles = (first_tile, stop)
+            tile = _score_keys(halves, tiles, tile, keys, work, rows, sink, buffers, H, LIST, SHARDS)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
 
@@ -136,7 +115,7 @@ def _score_keys(
     q0, w0, group0 = halves[0]
     q1, w1, group1 = halves[1]
     first, last = span
-    _, k_bufs, s_bufs, _, _, k_ready, k_free = buffers
+    _, k_bufs, s_bufs, _, _, _, k_ready, k_free = buffers
     k_scale = key_source[0]
     N = work[0]
     M = rows[2]
@@ -168,7 +147,7 @@ def _score_keys(
             claimed = claim_places(found, keys - BLOCK_N, group0, group1, counts, M)
         acc0 = warpgroup_mma_wait(1, deps=(run0,))
         if SHARDS:
-            scale = s_bufs.index(stage).load(gl.SliceLayout(1, owner))
+            scale = s_bufs.index(stage).reshape([BLOCK_N]).load(gl.SliceLayout(1, owner))
         logits0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST) * gl.expand_dims(scale, 1)
         if LIST:
             list_passing(found, keys - BLOCK_N, claimed, group0, group1, survivors, room)
@@ -193,10 +172,11 @@ def _score_keys(
 
 @gluon.jit
 def _score(
-    q_desc, k_desc, keys, weights, work, rows, sink, H: gl.constexpr, LIST: gl.constexpr, OPEN: gl.constexpr,
+    descs, keys, weights, work, rows, sink, H: gl.constexpr, LIST: gl.constexpr, OPEN: gl.constexpr,
     SHARDS: gl.constexpr,
 ):  # fmt: skip
     """weights: the tensor, and floats from row to row; sink: where results go; the others as the loader has them."""
+    q_desc, k_desc, s_desc = descs
     q_bufs = gl.allocate_shared_memory(q_desc.dtype, [NUM_Q * GROUPS, COLS, D], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(k_desc.dtype, [NUM_K, BLOCK_N, D], k_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [NUM_Q, 1], mbarrier.MBarrierLayout())
@@ -209,16 +189,17 @@ def _score(
     for i in gl.static_range(NUM_K):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
+    told = gl.allocate_shared_memory(gl.int32, [NUM_Q, TOLD], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if SHARDS:
-        s_bufs = gl.allocate_shared_memory(gl.float32, [NUM_K, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        s_bufs = gl.allocate_shared_memory(gl.float32, [NUM_K, 1, BLOCK_N], s_desc.layout)
     else:
         s_bufs = k_bufs  # scales are read where they are needed
-    buffers = (q_bufs, k_bufs, s_bufs, q_ready, q_free, k_ready, k_free)
+    buffers = (q_bufs, k_bufs, s_bufs, told, q_ready, q_free, k_ready, k_free)
     gl.warp_specialize(
         [
             (_score_partition, (keys, weights, work, rows, sink, buffers, H, 0, LIST, OPEN, SHARDS)),
             (_score_partition, (keys, weights, work, rows, sink, buffers, H, 1, LIST, OPEN, SHARDS)),
-            (load_partition, (q_desc, k_desc, keys, work, rows, buffers, H, OPEN, SHARDS)),
+            (load_partition, (descs, keys, work, rows, buffers, H, OPEN, SHARDS)),
         ],
         [4, 1],
         [240, 24],
@@ -252,7 +233,7 @@ _COMMON = [
 
 @gluon.jit(do_not_specialize=["out", "open_rows", "out_stride", "first_open", *_COMMON])
 def _mqa_logits_hopper_kernel(
-    q_desc, k_desc, k_scale, weights, key_start, key_end, out, open_rows, M: gl.int32, N: gl.int32,
+    q_desc, k_desc, s_desc, k_scale, weights, key_start, key_end, out, open_rows, M: gl.int32, N: gl.int32,
     w_lines: gl.int64, out_stride: gl.int64, num_items: gl.int32, chunk_keys: gl.int32, first_open: gl.int32,
     local_start, num_regions: gl.int32, steps: gl.int32, ranks: gl.int32, interleave: gl.int32, shard_keys: gl.int32,
     H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr,
@@ -264,13 +245,15 @@ def _mqa_logits_hopper_kernel(
         num_items = num_blocks * gl.cdiv(N, chunk_keys)
     work = (N, num_blocks, num_items, chunk_keys)
     keys = _keys(k_scale, (local_start, num_regions, steps, ranks, interleave, shard_keys), SHARDS)
-    _score(q_desc, k_desc, keys, (weights, w_lines * 4), work, rows, (out, out_stride), H, False, OPEN, SHARDS)
+    _score(
+        (q_desc, k_desc, s_desc), keys, (weights, w_lines * 4), work, rows, (out, out_stride), H, False, OPEN, SHARDS
+    )
 
 
 @gluon.jit(do_not_specialize=["bound_score", "bound_key", "survivors", "counts", "room", *_COMMON])
 def _mqa_survivors_hopper_kernel(
-    q_desc, k_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts, M: gl.int32,
-    N: gl.int32, w_lines: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32,
+    q_desc, k_desc, s_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts,
+    M: gl.int32, N: gl.int32, w_lines: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32,
     local_start, num_regions: gl.int32, steps: gl.int32, ranks: gl.int32, interleave: gl.int32, shard_keys: gl.int32,
     H: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
@@ -278,7 +261,7 @@ def _mqa_survivors_hopper_kernel(
     work = (N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
     rows = (key_start, key_end, M)
     sink = (bound_score, bound_key, survivors, counts, room)
-    _score(q_desc, k_desc, keys, (weights, w_lines * 4), work, rows, sink, H, True, False, SHARDS)
+    _score((q_desc, k_desc, s_desc), keys, (weights, w_lines * 4), work, rows, sink, H, True, False, SHARDS)
 
 
 def mqa_logits_hopper(operands: Operands, out: torch.Tensor) -> None:
@@ -325,6 +308,11 @@ def _launch(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     q_desc = TensorDescriptor.from_tensor(q.reshape(-1, D.value), [box, D.value], layout)
     k_desc = TensorDescriptor.from_tensor(k, [BLOCK_N.value, D.value], layout)
+    s_desc = k_desc  # in token order scorers read scales: any descriptor does
+    if isinstance(operands.keys, KeyShards):
+        words = tensors[0]
+        flat = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+        s_desc = TensorDescriptor(words, [1, len(words)], [-(-len(words) // 4) * 4, 1], [1, BLOCK_N.value], flat)
     sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     num_blocks = triton.cdiv(num_rows * H, GROUPS.value * COLS.value)
     chunk_keys = choose_chunk(num_rows, N, num_blocks, sms)
@@ -334,6 +322,6 @@ def _launch(
     not_read = (operands.key_start, 0, 0, 0, 0, 0)
     places = (operands.keys.local_start, *operands.keys.sizes()) if isinstance(operands.keys, KeyShards) else not_read
     kernel[(min(sms, num_items),)](
-        q_desc, k_desc, *tensors, *results[0], *numbers, *places, H=H, SHARDS=shards, **constants, num_warps=4,
+        q_desc, k_desc, s_desc, *tensors, *results[0], *numbers, *places, H=H, SHARDS=shards, **constants, num_warps=4,
         maxnreg=168,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from cpkit.errors import PlanError
 from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
 from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.key_shards import IndexKeys, KeyShards
+from cpkit.kernels.words import WORD
 
 ALIGNMENT = 16
 """Bytes that a kernel reads at once: rows of q, k and weights start at multiples of it."""
@@ -96,7 +97,7 @@ class Operands:
 
 def reads_shards(shards: KeyShards) -> bool:
     """Whether the kernels of backend='triton' score shards as they lie: values fill lines and, on Hopper, a tile of
-    keys is one rank's. Other shards are put into token order first.
+    keys is one rank's and words are counted in int32. Other shards are put into token order first.
     """
     if shards.dim != LINE_VALUES or not shards.is_aligned:
         return False
@@ -104,4 +105,4 @@ def reads_shards(shards: KeyShards) -> bool:
         return True
     from cpkit.kernels.mqa_items_gluon import TILE  # Gluon exists for NVIDIA builds of Triton only
 
-    return shards.interleave % TILE == 0
+    return shards.interleave % TILE == 0 and shards.packed.numel() // WORD <= INT32_MAX

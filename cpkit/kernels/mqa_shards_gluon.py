@@ -9,17 +9,17 @@ memory as ever, and nothing but its place changes. Two ranks, interleave 128, a 
     its keys        0 .. 63   64 .. 127     0 .. 63     64 .. 127   128 .. 171
 
 Tiles are counted from the first key of a region, so query rows that see several regions (their block spans requests)
-score one region after another. The loader finds a tile's line and puts its scales, which lie apart from the values,
-beside them in shared memory: scorers see tiles in token order, as if keys lay so.
+score one region after another. The scales of a tile lie apart from its values, in one piece too but for a shard's first
+keys, some of whose scales lie in front of all values.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from cpkit.kernels.mqa_items_gluon import TILE
+from cpkit.kernels.warp_scalars_gluon import one_a_lane
 
 TILE_KEYS = gl.constexpr(TILE)
-
 LINE_WORDS = gl.constexpr(32)  # fp32 words that the values of a key take; its scale takes another
 
 
@@ -45,25 +45,41 @@ def part_of_region(region, first, last, shards):
     region_end = gl.load(local_start + region + 1) * ranks
     begin = gl.maximum(first, region_start)
     stop = gl.maximum(gl.minimum(last, region_end), begin)
-    first_tile = gl.where(begin < stop, begin - (begin - region_start) % TILE_KEYS, stop)
-    return begin, stop, first_tile
+    return begin, stop, begin - (begin - region_start) % TILE_KEYS
 
 
 @gluon.jit
-def place_of_tile(key, lane, region, shards):
-    """Of the tile of keys from `key` on in token order: the line of its values, the words of its scales, and which of
-    these are a shard's own. lane: which key of the tile.
-    """
-    local_start, _, _, ranks, interleave, shard_keys = shards
+def owners_of_tiles(key, region, shards):
+    """Of 32 tiles, the first of which begins with `key`, each in a lane: its rank, and its first key there."""
+    local_start, _, _, ranks, interleave, _ = shards
     region_local = gl.load(local_start + region)
-    at = key - region_local * ranks
+    at = key - region_local * ranks + one_a_lane() * TILE_KEYS
     turn = at // interleave
     rounds = turn // ranks
-    owner = turn - rounds * ranks
-    local = region_local + at - (turn - rounds) * interleave
+    return turn - rounds * ranks, region_local + at - (turn - rounds) * interleave
+
+
+@gluon.jit
+def places_of_tiles(owner, local, shards):
+    """The line of a tile's values; the word of its scales, -1 if some of them lie in front of the shard's values."""
+    shard_keys = shards[5]
     before = owner * shard_keys
-    lines_of_scales = gl.cdiv(before, LINE_WORDS)
+    front = num_front_scales(before)
+    word = before * (LINE_WORDS + 1) + shard_keys * LINE_WORDS + local
+    return before + (before + front) // LINE_WORDS + local, gl.where(local < front, -1, word)
+
+
+@gluon.jit
+def num_front_scales(before):
+    """Scales in front of the values of a shard, behind those of `before` keys of other ranks."""
+    return -before & (LINE_WORDS - 1)
+
+
+@gluon.jit
+def words_of_scales(owner, local, lane, shards):
+    """The word of each scale of a tile, wherever it lies, and which of them are the shard's; lane: 0 .. 63."""
+    shard_keys = shards[5]
+    before = owner * shard_keys
     own = local + lane
-    behind = own >= lines_of_scales * LINE_WORDS - before
-    word = before.to(gl.int64) * (LINE_WORDS + 1) + own + gl.where(behind, shard_keys.to(gl.int64) * LINE_WORDS, 0)
-    return before + lines_of_scales + local, word, (own >= 0) & (own < shard_keys)
+    behind = gl.where(own < num_front_scales(before), 0, shard_keys * LINE_WORDS)
+    return before * (LINE_WORDS + 1) + own + behind, own < shard_keys

@@ -53,23 +53,23 @@ def _hopper_logits(H: int) -> list[KernelEntry]:
     Of keys side by side, and of shards. wgmma is an instruction of sm_90 alone.
     """
     tiles = {"k_desc": descriptor("fp8e4nv", (64, 128)), **_common(), "num_items": "i32", "chunk_keys": "i32"}
-    tiles |= {
-        "local_start": "*i32",
-        **dict.fromkeys(("num_regions", "steps", "ranks", "interleave", "shard_keys"), "i32"),
-    }
+    tiles |= {"local_start": "*i32"}
+    tiles |= dict.fromkeys(("num_regions", "steps", "ranks", "interleave", "shard_keys"), "i32")
     written = {"out": "*fp32", "out_stride": "i64", "open_rows": "*i32", "first_open": "i32"}
     lists = {"bound_score": "*fp32", "bound_key": "*i32", "survivors": "*i64", "counts": "*i32", "room": "i32"}
     options, targets, entries = {"num_warps": 4, "maxnreg": 168}, ("sm_90",), []
     for shards, label in ((False, ""), (True, "-shards")):
+        tiles["s_desc"] = descriptor("fp32", (1, 64), swizzle=0) if shards else tiles["k_desc"]
         for listed, box in ((False, 128), (True, H)):
             types = {"q_desc": descriptor("fp8e4nv", (box, 128)), **tiles, **written}
             sizes = {"H": H, "OPEN": listed, "SHARDS": shards}
             name, kernel = f"mqa_logits_hopper-H{H}{label}{'-open' if listed else ''}", hopper._mqa_logits_hopper_kernel
-            entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=32 if shards else 0))
+            spill = 64 if shards and listed else 0  # where items begin
+            entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=spill))
         types = {"q_desc": descriptor("fp8e4nv", (128, 128)), **tiles, **lists}
         name, kernel = f"mqa_survivors_hopper-H{H}{label}", hopper._mqa_survivors_hopper_kernel
-        sizes, spill = {"H": H, "SHARDS": shards}, 128 if shards else 64  # under triton 3.6 alone
-        entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=spill))
+        sizes = {"H": H, "SHARDS": shards}
+        entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=32))
     return entries
 
 
