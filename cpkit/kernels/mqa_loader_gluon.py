@@ -23,13 +23,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from cpkit.kernels.mqa_items_gluon import TILE, block_and_chunk, item_of_lap
 from cpkit.kernels.mqa_shards_gluon import (
-    owners_of_tiles,
+    first_place,
+    memory_of_tile,
+    next_place,
     part_of_region,
-    places_of_tiles,
     region_of,
     words_of_scales,
 )
-from cpkit.kernels.warp_scalars_gluon import LANES, of_lane, uniform
+from cpkit.kernels.warp_scalars_gluon import uniform
 
 D = gl.constexpr(128)
 COLS = gl.constexpr(128)  # (row, head) columns of one wgmma
@@ -127,36 +128,31 @@ def _load_ordered(k_desc, first, last, tile, buffers):
 
 @gluon.jit
 def _load_shards(k_desc, s_desc, first, last, region, tile, keys, buffers):
-    """Keys of a region as ranks sent them, and their scales. Returns the tile behind the last.
-
-    The lanes find the places of 32 tiles at once: what the loader's warp does slows the scorers' beside it.
-    """
+    """Keys of a region as ranks sent them, and their scales. Returns the tile behind the last."""
     _, k_bufs, s_bufs, _, _, _, k_ready, k_free = buffers
     scales, shards = keys
-    for key in range(first, last, LANES * BLOCK_N):
-        owners, locals = owners_of_tiles(key, region, shards)
-        lines, words = places_of_tiles(owners, locals, shards)
-        for i in range(gl.minimum(gl.cdiv(last - key, BLOCK_N), LANES)):
-            line = of_lane(lines, i)
-            word = of_lane(words, i)
-            stage = tile % NUM_K
-            mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
-            if word < 0:
-                _copy_scales(scales, of_lane(owners, i), of_lane(locals, i), s_bufs.index(stage), shards)
-                mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
-            else:
-                mbarrier.expect(k_ready.index(stage), BLOCK_N * (D + 4))
-                _tma_load(s_desc, [0, word], k_ready.index(stage), s_bufs.index(stage))
-            _tma_load(k_desc, [line, 0], k_ready.index(stage), k_bufs.index(stage))
-            tile += 1
+    owner, local, into = first_place(first, region, shards)
+    for _ in range(first, last, BLOCK_N):
+        line, word, front = memory_of_tile(owner, local, shards)
+        stage = tile % NUM_K
+        mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
+        if local < front:
+            _copy_scales(scales, word, local, front, s_bufs.index(stage), shards)
+            mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
+        else:
+            mbarrier.expect(k_ready.index(stage), BLOCK_N * (D + 4))
+            _tma_load(s_desc, [0, word], k_ready.index(stage), s_bufs.index(stage))
+        _tma_load(k_desc, [line, 0], k_ready.index(stage), k_bufs.index(stage))
+        tile += 1
+        owner, local, into = next_place(owner, local, into, shards)
     return tile
 
 
 @gluon.jit
-def _copy_scales(scales, owner, local, target, shards):
+def _copy_scales(scales, word, local, front, target, shards):
     """Scales of a tile that lie in two pieces, by the warp itself."""
     lane = gl.arange(0, BLOCK_N, layout=gl.BlockedLayout([2], [32], [1], [0]))
-    words, inside = words_of_scales(owner, local, lane, shards)
+    words, inside = words_of_scales(word, local, front, lane, shards)
     target.reshape([BLOCK_N]).store(gl.load(scales + words, mask=inside, other=0.0))
     fence_async_shared()  # TMA writes there next
     _barrier()

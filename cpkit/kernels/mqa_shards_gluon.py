@@ -17,7 +17,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from cpkit.kernels.mqa_items_gluon import TILE
-from cpkit.kernels.warp_scalars_gluon import one_a_lane
 
 TILE_KEYS = gl.constexpr(TILE)
 LINE_WORDS = gl.constexpr(32)  # fp32 words that the values of a key take; its scale takes another
@@ -49,37 +48,47 @@ def part_of_region(region, first, last, shards):
 
 
 @gluon.jit
-def owners_of_tiles(key, region, shards):
-    """Of 32 tiles, the first of which begins with `key`, each in a lane: its rank, and its first key there."""
+def first_place(key, region, shards):
+    """Of the tile that begins with `key`: its rank, its first key there, and how far into a turn that is."""
     local_start, _, _, ranks, interleave, _ = shards
     region_local = gl.load(local_start + region)
-    at = key - region_local * ranks + one_a_lane() * TILE_KEYS
+    at = key - region_local * ranks
     turn = at // interleave
     rounds = turn // ranks
-    return turn - rounds * ranks, region_local + at - (turn - rounds) * interleave
+    return turn - rounds * ranks, region_local + at - (turn - rounds) * interleave, at - turn * interleave
 
 
 @gluon.jit
-def places_of_tiles(owner, local, shards):
-    """The line of a tile's values; the word of its scales, -1 if some of them lie in front of the shard's values."""
+def next_place(owner, local, into, shards):
+    """The same of the tile behind it, without a division."""
+    _, _, _, ranks, interleave, _ = shards
+    local += TILE_KEYS
+    into += TILE_KEYS
+    next_turn = into == interleave
+    into = gl.where(next_turn, 0, into)
+    local = gl.where(next_turn, local - interleave, local)
+    owner = gl.where(next_turn, owner + 1, owner)
+    next_round = owner == ranks
+    local = gl.where(next_round, local + interleave, local)
+    return gl.where(next_round, 0, owner), local, into
+
+
+@gluon.jit
+def memory_of_tile(owner, local, shards):
+    """The line of a tile's values; the word of its first scale, if that lies behind the values of the shard; and how
+    many of the shard's scales lie before them.
+    """
     shard_keys = shards[5]
     before = owner * shard_keys
-    front = num_front_scales(before)
+    front = -before & (LINE_WORDS - 1)
     word = before * (LINE_WORDS + 1) + shard_keys * LINE_WORDS + local
-    return before + (before + front) // LINE_WORDS + local, gl.where(local < front, -1, word)
+    return (before + front) // LINE_WORDS + before + local, word, front
 
 
 @gluon.jit
-def num_front_scales(before):
-    """Scales in front of the values of a shard, behind those of `before` keys of other ranks."""
-    return -before & (LINE_WORDS - 1)
-
-
-@gluon.jit
-def words_of_scales(owner, local, lane, shards):
+def words_of_scales(word, local, front, lane, shards):
     """The word of each scale of a tile, wherever it lies, and which of them are the shard's; lane: 0 .. 63."""
     shard_keys = shards[5]
-    before = owner * shard_keys
     own = local + lane
-    behind = gl.where(own < num_front_scales(before), 0, shard_keys * LINE_WORDS)
-    return before * (LINE_WORDS + 1) + own + behind, own < shard_keys
+    inside = (own >= 0) & (own < shard_keys)
+    return word + lane - gl.where(own < front, shard_keys * LINE_WORDS, 0), inside
