@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
+from cpkit.kernels.gather_keys import gather_keys, keys_out
 from cpkit.kernels.indexer_topk import indexer_topk
-from cpkit.kernels.key_shards import IndexKeys
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, Shard, num_front_scales, packed_bytes
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
 from cpkit.kernels.topk import topk, topk_reference
 
@@ -31,6 +32,9 @@ TOPK_SHAPES = [
 ]  # fmt: skip
 DECODE_SHAPES = [(64, 131072), (34, 131072), (33, 131072), (16, 131072), (16, 1 << 20), (8, 1 << 20)]
 LISTED_SHAPES = [(4096, 131072, 64), (4096, 131072, 32)]
+SHARDS_SHAPES = [  # the first three as above, DCP ranks, interleave
+    (4096, 131072, 64, 2, 64), (4096, 131072, 64, 8, 64), (4096, 131072, 64, 8, 1024), (4096, 131072, 32, 8, 64),
+]  # fmt: skip
 INF = float("inf")
 Data = tuple[torch.Tensor, IndexKeys, torch.Tensor]
 """Queries, keys and weights."""
@@ -205,6 +209,38 @@ def bench_listed(M: int, N: int, H: int, peer: Any) -> dict[str, Any]:
     return {**row, "peak_bytes": peak, "equals_topk_of_logits": exact}
 
 
+def random_shards(num_keys: int, ranks: int, interleave: int) -> KeyShards:
+    """One request's keys as an all-gather leaves them."""
+    held, device = num_keys // ranks, torch.device("cuda")
+    packed = torch.empty(ranks, packed_bytes(held, 128), dtype=torch.uint8, device=device)
+    for rank, row in enumerate(packed):
+        shard = Shard(row, num_front_scales(rank, held, 128), 128)
+        shard.values().copy_(torch.randn(held, 128, device=device).to(torch.float8_e4m3fn))
+        for scales in shard.scales():
+            scales.uniform_(0.5, 1.5)
+    return KeyShards(packed, torch.tensor([0, held], dtype=torch.int32, device=device), 128, interleave)
+
+
+def bench_shards(M: int, N: int, H: int, ranks: int, interleave: int) -> dict[str, Any]:
+    """Keys of DCP ranks scored where an all-gather left them, and put into token order first."""
+    (q, _, weights), bounds, k = operands(M, N, H), causal(M, N), 2048
+    shards, out = random_shards(N, ranks, interleave), torch.empty(M, N, device="cuda")
+    workspace = keys_out(None, N, 128, q.device)
+
+    def ordered() -> IndexKeys:
+        return gather_keys(shards, out=workspace, backend="triton")
+
+    same = torch.equal(indexer_topk(q, shards, weights, *bounds, k), indexer_topk(q, ordered(), weights, *bounds, k))
+    works: dict[str, Work] = {
+        "logits": lambda: mqa_logits(q, shards, weights, *bounds, out=out),
+        "logits, ordered first": lambda: mqa_logits(q, ordered(), weights, *bounds, out=out),
+        "logits and topk": lambda: indexer_topk(q, shards, weights, *bounds, k),
+        "logits and topk, ordered first": lambda: indexer_topk(q, ordered(), weights, *bounds, k),
+    }
+    row = {"work": "shards", "M": M, "N": N, "H": H, "k": k, "ranks": ranks, "interleave": interleave}
+    return {**row, "ms": time_together(works), "equals_ordered": same}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="folder with deep_gemm/ and vllm_c.so")
@@ -221,6 +257,7 @@ def main() -> None:
     rows = [bench_logits(*shape, deep_gemm, ceiling) for shape in LOGITS_SHAPES]
     rows += [bench_skewed(4096, 131072, 64)]
     rows += [bench_listed(*shape, deep_gemm) for shape in LISTED_SHAPES]
+    rows += [bench_shards(*shape) for shape in SHARDS_SHAPES]
     rows += [bench_topk(*shape, peers, ceiling) for shape in TOPK_SHAPES]
     rows += [bench_decode(*shape, peers, ceiling) for shape in DECODE_SHAPES]
     rows += [bench_hostile(4096, 131072, 2048)]
