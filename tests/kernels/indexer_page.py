@@ -94,6 +94,17 @@ def listed_table():
     return markdown(["logits and top-k", "cpkit", "DeepGEMM, then vllm", "ratio"], lines)
 
 
+def shards_table():
+    """Keys scored as ranks sent them, beside the same keys put into token order first."""
+    lines = []
+    for row in rows_of("shards"):
+        shape = f"{row['M']:,} x {row['N']:,}, {row['H']} heads, {row['ranks']} ranks, interleave {row['interleave']:,}"
+        for work, name in (("logits", "logits"), ("logits and topk", "logits and top-k")):
+            lies, ordered = row["ms"][work], row["ms"][f"{work}, ordered first"]
+            lines.append([f"{name}, {shape}", took(lies), took(ordered), ratio(lies, ordered)])
+    return markdown(["keys of DCP ranks", "as they lie", "ordered first", "ratio"], lines)
+
+
 def steps_table():
     """Milliseconds of the whole step; behind a world's its speed-up over one rank of the same run."""
     found = results("indexer_step.json")
@@ -118,6 +129,7 @@ TABLES = {
     "decode_logits": decode_logits_table,
     "topk": topk_table,
     "listed": listed_table,
+    "shards": shards_table,
     "indexer_steps": steps_table,
 }
 
