@@ -95,8 +95,15 @@ def test_strided_tables_and_pages_and_blocks_outside_the_cache(backend, page_gap
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5, 40])
-def test_any_number_of_workers_writes_the_same(num_workers):
-    step = Step([[300], [0], [64], [129]], 32)
+@pytest.mark.parametrize(
+    "seq_lens",
+    [
+        pytest.param([[300], [0], [64], [129]], id="few-rows"),
+        pytest.param([[65 * 64 + 1], *([n] for n in range(7))], id="pages-of-three-steps-then-rows-of-one"),
+    ],
+)
+def test_any_number_of_workers_writes_the_same(num_workers, seq_lens):
+    step = Step(seq_lens, 32)
     schedule = torch.empty(num_workers + 1, 2, dtype=torch.int32, device=DEVICE)
     tile_schedule(step.args[3].amax(1), tile=64, out=schedule)
     assert (step.run("triton", schedule=schedule) == step.expected()).all()

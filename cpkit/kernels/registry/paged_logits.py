@@ -7,6 +7,7 @@ many columns as 64 with 1 or 2, and are summed as with 1 or 8.
 from cpkit.kernels import paged_mqa_logits as portable
 from cpkit.kernels import paged_mqa_logits_gluon as hopper
 from cpkit.kernels.gpu_kind import GpuKind
+from cpkit.kernels.paged_mqa_loader_gluon import product_columns
 from cpkit.kernels.registry.entry import KernelEntry, descriptor
 from cpkit.kernels.registry.sizes import KernelSizes
 
@@ -29,13 +30,14 @@ def paged_logits_keys(deployment: KernelSizes, gpu: GpuKind) -> list[KernelEntry
 
 
 def _common() -> dict[str, str]:
-    pointers = {"weights": "*fp32", "seq_lens": "*i32", "block_tables": "*i32", "schedule": "*i32", "out": "*fp32"}
+    pointers = {"seq_lens": "*i32", "block_tables": "*i32", "schedule": "*i32", "out": "*fp32"}
     return {**pointers, "num_tokens": "i32", "max_keys": "i32", "table_stride": "i64", "out_stride": "i64"}
 
 
 def _portable(H: int, tokens: int) -> list[KernelEntry]:
     """One for each unit of distances between pages."""
-    types = {"q": "*fp8e4nv", "cache": "*u8", **_common(), "num_blocks": "i32", "page_stride": "i64"}
+    types = {"q": "*fp8e4nv", "cache": "*u8", "weights": "*fp32", **_common()}
+    types |= {"num_blocks": "i32", "page_stride": "i64"}
     kernel, sizes = portable._paged_mqa_logits_kernel, {"H": H, **portable.paged_mqa_logits_sizes(H, tokens)}
     spill = 320 if tokens * H == portable.COLUMNS else 0  # sm_100: its accumulators are 256 columns wide
     entries = []
@@ -47,8 +49,10 @@ def _portable(H: int, tokens: int) -> list[KernelEntry]:
 
 def _hopper(H: int, tokens: int) -> KernelEntry:
     """wgmma is an instruction of sm_90 alone."""
+    columns = product_columns(tokens, H)
     types = {
-        "q_desc": descriptor("fp8e4nv", (min(tokens * H, 128), 128)),
+        "q_desc": descriptor("fp8e4nv", (columns, 128)),
+        "w_desc": descriptor("fp32", (columns // 32, 32), swizzle=0),
         "k_desc": descriptor("fp8e4nv", (64, 128)),
         "s_desc": descriptor("fp32", (2, 32), swizzle=0),
         **_common(),
@@ -58,4 +62,4 @@ def _hopper(H: int, tokens: int) -> KernelEntry:
     constants = {"H": H, "TOKENS": tokens, "SCORERS": share["SCORERS"]}
     options = {"num_warps": 4, "maxnreg": share["maxnreg"]}
     kernel, name = hopper._paged_mqa_logits_hopper_kernel, f"paged_mqa_logits_hopper-H{H}-n{tokens}"
-    return KernelEntry(name, kernel, types, constants, options, ("sm_90",), 16)
+    return KernelEntry(name, kernel, types, constants, options, ("sm_90",))
