@@ -77,12 +77,15 @@ def _is_before(row, page, last_row, last_page):
 
 @gluon.jit
 def _table_blocks(tables, row, page, live, work):
-    """A lane's block of the LANES pages from `page` on; -1 behind the row's table and for a row that is not live."""
+    """A lane's block of the LANES pages from `page` on; -1 behind the row's table, for a row that is not live, and where
+    the table names a block outside the cache.
+    """
     _, _, max_keys, _ = work
-    block_tables, table_stride, _ = tables
+    block_tables, table_stride, _, num_blocks = tables
     number = page + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [LANES], [1], [0]))
     mask = live & (number < gl.cdiv(max_keys, PAGE))
-    return gl.load(block_tables + row.to(gl.int64) * table_stride + number, mask=mask, other=-1)
+    block = gl.load(block_tables + row.to(gl.int64) * table_stride + number, mask=mask, other=-1)
+    return gl.where((block >= 0) & (block < num_blocks), block, -1)
 
 
 @gluon.jit
@@ -113,7 +116,7 @@ def _load_queries(descs, slot, row, work, stretches, H: gl.constexpr, TOKENS: gl
 def _load_pages(descs, blocks, count, place, tables, pages):
     """The first `count` of the blocks that lanes hold. Returns the place in the ring behind the last."""
     _, _, k_desc, s_desc = descs
-    _, _, page_lines = tables
+    _, _, page_lines, _ = tables
     k_bufs, s_bufs, ready, free = pages
     stage, phase = place
     lane = gl.arange(0, LANES, layout=gl.BlockedLayout([1], [LANES], [1], [0]))

@@ -13,8 +13,8 @@ A scorer gives a page's place back to the loader as soon as its product is there
 query tokens fill more than 128 columns (token, head), two scorers with more registers take them in two products, sum
 the first while the second runs, and keep the page to the end, which is two per cent faster there. Keys are the tall
 side, so the sum over heads stays within a quad of lanes (head_sums_gluon.py). A page is 66 lines of 128 bytes: 64 of
-values, 2 of scales; both are boxes of one matrix of lines. A block outside the cache lies outside the matrix, and TMA
-fills such boxes with zeros.
+values, 2 of scales; both are boxes of one matrix of lines. For a block outside the cache boxes before the matrix are
+asked for, which TMA fills with zeros.
 """
 
 import torch
@@ -132,13 +132,13 @@ def _score_partition(
 
 @gluon.jit(
     do_not_specialize=[
-        "seq_lens", "block_tables", "schedule", "out", "num_tokens", "max_keys", "page_lines", "table_stride",
-        "out_stride",
+        "seq_lens", "block_tables", "schedule", "out", "num_tokens", "max_keys", "page_lines", "num_blocks",
+        "table_stride", "out_stride",
     ]
 )  # fmt: skip
 def _paged_mqa_logits_hopper_kernel(
     q_desc, w_desc, k_desc, s_desc, seq_lens, block_tables, schedule, out, num_tokens: gl.int32,
-    max_keys: gl.int32, page_lines: gl.int32, table_stride: gl.int64, out_stride: gl.int64,
+    max_keys: gl.int32, page_lines: gl.int32, num_blocks: gl.int32, table_stride: gl.int64, out_stride: gl.int64,
     H: gl.constexpr, TOKENS: gl.constexpr, SCORERS: gl.constexpr,
 ):  # fmt: skip
     COLS: gl.constexpr = product_columns(TOKENS, H)
@@ -169,7 +169,7 @@ def _paged_mqa_logits_hopper_kernel(
     pages = (k_bufs, s_bufs, k_ready, k_free)
     target = (out, out_stride)
     descs = (q_desc, w_desc, k_desc, s_desc)
-    tables = (block_tables, table_stride, page_lines)
+    tables = (block_tables, table_stride, page_lines, num_blocks)
     if SCORERS == 2:
         gl.warp_specialize(
             [
@@ -221,7 +221,7 @@ def paged_mqa_logits_hopper(
         TensorDescriptor.from_tensor(lines.view(torch.float8_e4m3fn), [PAGE.value, D.value], tile),
         TensorDescriptor.from_tensor(lines.view(torch.float32), [2, words], flat),
         seq_lens, block_tables, schedule, out,
-        num_tokens, out.shape[1], page_bytes // LINE, block_tables.stride(0), out.stride(0),
+        num_tokens, out.shape[1], page_bytes // LINE, blocks, block_tables.stride(0), out.stride(0),
         H=H, TOKENS=tokens, **scorers(H, tokens), num_warps=4,
     )  # fmt: skip
 

@@ -180,7 +180,7 @@ def check_decode_logits(most: int, small: bool) -> int:
         cache[place[used], : PAGE * 132] = pages[used]
         wide = torch.full((rows, width + 3), 1 << 30, dtype=torch.int32, device=DEVICE)
         wide[:, :width][used] = place[used].int()
-        for row, block in ((0, -1), (rows - 1, len(cache))):
+        for row, block in ((0, -1), (rows // 2, 1 << 30), (rows - 1, len(cache))):
             wide[row, width // 2] = block
             scales[row, width // 2 * PAGE : width // 2 * PAGE + PAGE] = 0
         q, weights = surrounded(ints(-3, 4, rows, tokens, H, 128).float().to(FP8)), ints(-4, 5, rows * tokens, H) / 4

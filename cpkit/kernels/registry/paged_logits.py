@@ -57,6 +57,7 @@ def _hopper(H: int, tokens: int) -> KernelEntry:
         "s_desc": descriptor("fp32", (2, 32), swizzle=0),
         **_common(),
         "page_lines": "i32",
+        "num_blocks": "i32",
     }
     share = hopper.scorers(H, tokens)
     constants = {"H": H, "TOKENS": tokens, "SCORERS": share["SCORERS"]}
