@@ -77,8 +77,8 @@ def _is_before(row, page, last_row, last_page):
 
 @gluon.jit
 def _table_blocks(tables, row, page, live, work):
-    """A lane's block of the LANES pages from `page` on; -1 behind the row's table, for a row that is not live, and where
-    the table names a block outside the cache.
+    """A lane's block of the LANES pages from `page` on; -1 behind the row's table and for a row that is not live, and
+    where the table names a block outside the cache.
     """
     _, _, max_keys, _ = work
     block_tables, table_stride, _, num_blocks = tables
