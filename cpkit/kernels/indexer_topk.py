@@ -40,7 +40,7 @@ Found = tuple[torch.Tensor, torch.Tensor]
 """What is kept of each row, and its scores; these have no elements where they are not wanted."""
 
 WORKSPACE_BYTES = 200_000_000
-"""Most memory that lists or logits take at once."""
+"""Most memory that lists or logits take at once; those of one row are taken whatever the limit."""
 SAMPLE_STRIDE = 48
 ROOM = 6016
 """Places in a row's list, while samples are at most SAMPLE_STRIDE keys apart: 4,096 lists take 197 MB."""
@@ -116,22 +116,27 @@ def logits_stride(num_keys: int) -> int:
     return -(-num_keys // 32) * 32
 
 
-def list_bytes(num_rows: int, num_keys: int) -> int:
-    """Memory of the lists of some rows, and for the logits of at least 8 of those that they leave open.
+def list_bytes(num_rows: int, num_keys: int, workspace_bytes: int) -> int:
+    """Memory of the lists of some rows, and for the logits of at least 8 of those that they leave open, if they fit.
+
+    In 200,000,000 bytes:
 
     4,096 rows of 131,072 keys -> 197,132,288, 376 rows of logits;  64 of 1,048,576 -> 33,554,432, 8 rows of logits
     """
-    return max(8 * list_sizes(num_keys)[1] * num_rows, 4 * logits_stride(num_keys) * min(num_rows, 8))
+    row_bytes = 4 * logits_stride(num_keys)
+    fitting = max(workspace_bytes // row_bytes, 1)
+    return max(8 * list_sizes(num_keys)[1] * num_rows, row_bytes * min(num_rows, fitting, 8))
 
 
 def split_rows(num_rows: int, row_bytes: int, workspace_bytes: int) -> list[slice]:
-    """Equal parts of the rows, a multiple of 8 each but the last, that fit the workspace; 8 rows at the least.
+    """Equal parts of the rows that fit the workspace, a multiple of 8 each but the last if 8 fit; a row at the least.
 
-    20 rows of 100 bytes in 1,700 bytes -> 0 .. 16, 16 .. 20
+    20 rows of 100 bytes in 1,700 bytes -> 0 .. 16, 16 .. 20;  in 799 bytes -> 0 .. 7, 7 .. 14, 14 .. 20
     """
-    fitting = max(workspace_bytes // max(row_bytes, 1) // 8 * 8, 8)
-    num_parts = -(-num_rows // fitting)
-    rows = -(-num_rows // max(num_parts, 1) // 8) * 8 if num_parts else 8
+    fitting = max(workspace_bytes // max(row_bytes, 1), 1)
+    unit = 8 if fitting >= 8 else 1
+    num_parts = max(-(-num_rows // (fitting // unit * unit)), 1)
+    rows = max(-(-num_rows // num_parts // unit) * unit, 1)
     return [slice(first, min(first + rows, num_rows)) for first in range(0, num_rows, rows)]
 
 
@@ -153,7 +158,7 @@ def select_listed(operands: Operands, found: Found, workspace_bytes: int) -> Non
     parts = split_rows(M, 8 * room, workspace_bytes)
     positions = sample_positions(N, stride, out.device)
     samples = pick_keys(operands.keys, positions, backend="triton")
-    memory = torch.empty(list_bytes(parts[0].stop, N), dtype=torch.uint8, device=out.device)
+    memory = torch.empty(list_bytes(parts[0].stop, N, workspace_bytes), dtype=torch.uint8, device=out.device)
     open_rows = torch.zeros(len(parts), 1 + parts[0].stop, dtype=torch.int32, device=out.device)
     for part, left in zip(parts, open_rows, strict=True):
         rows = operands.rows(part)

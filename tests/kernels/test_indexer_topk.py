@@ -53,7 +53,7 @@ def scores_of(data, start, end, kept):
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("workspace_bytes", [1, 10**9], ids=["8-rows", "all-rows"])
+@pytest.mark.parametrize("workspace_bytes", [1, 8 * 360, 10**9], ids=["1-row", "8-rows", "all-rows"])
 def test_rows_in_parts_give_the_selection_of_all(workspace_bytes, backend):
     data, (start, end) = operands(9, 90), ranges(*((m, 90 - 9 * m) for m in range(5)), *((0, 90 - m) for m in range(4)))
     scores = torch.full((9, 514), 7.0, device=DEVICE)
@@ -89,9 +89,11 @@ def test_refusals():
     [
         pytest.param(0, 100, 1000, [], id="no-rows"),
         pytest.param(20, 100, 1700, [(0, 16), (16, 20)], id="docstring"),
-        pytest.param(20, 100, 1, [(0, 8), (8, 16), (16, 20)], id="8-at-the-least"),
+        pytest.param(20, 100, 800, [(0, 8), (8, 16), (16, 20)], id="just-8"),
+        pytest.param(20, 100, 799, [(0, 7), (7, 14), (14, 20)], id="not-even-8"),
+        pytest.param(3, 100, 1, [(0, 1), (1, 2), (2, 3)], id="1-at-the-least"),
         pytest.param(16, 100, 1600, [(0, 16)], id="just-fits"),
-        pytest.param(17, 0, 1, [(0, 8), (8, 16), (16, 17)], id="no-bytes"),
+        pytest.param(17, 0, 16, [(0, 16), (16, 17)], id="no-bytes"),
         pytest.param(4096, 8 * 6016, 200_000_000, [(0, 4096)], id="a-prefill-chunk"),
     ],
 )
@@ -118,17 +120,36 @@ def test_samples_fit_the_block_that_sorts_them(num_keys):
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_keys", "num_bytes"),
+    ("num_rows", "num_keys", "workspace_bytes", "num_bytes"),
     [
-        pytest.param(4096, 131_072, 4096 * 8 * 6016, id="lists"),
-        pytest.param(10, 131_072, 8 * 4 * 131_072, id="8-rows-of-logits-are-more"),
-        pytest.param(3, 131_071, 3 * 4 * 131_072, id="fewer-rows-than-8-each-on-a-line"),
-        pytest.param(88, 131_072, 88 * 8 * 6016, id="just-more-than-8-rows"),
-        pytest.param(64, 1 << 20, 8 * 4 * (1 << 20), id="long-rows"),
+        pytest.param(4096, 131_072, 2 * 10**8, 4096 * 8 * 6016, id="lists"),
+        pytest.param(10, 131_072, 2 * 10**8, 8 * 4 * 131_072, id="8-rows-of-logits-are-more"),
+        pytest.param(3, 131_071, 2 * 10**8, 3 * 4 * 131_072, id="fewer-rows-than-8-each-on-a-line"),
+        pytest.param(88, 131_072, 2 * 10**8, 88 * 8 * 6016, id="just-more-than-8-rows"),
+        pytest.param(64, 1 << 20, 2 * 10**8, 8 * 4 * (1 << 20), id="long-rows"),
+        pytest.param(2, 1 << 20, 8 << 20, 8 << 20, id="2-rows-of-logits-fit"),
+        pytest.param(64, 1 << 20, (16 << 20) - 1, 3 * 4 * (1 << 20), id="3-rows-of-logits-fit"),
+        pytest.param(64, 1 << 20, 1, 4 * (1 << 20), id="1-row-of-logits-at-the-least"),
     ],
 )
-def test_list_bytes(num_rows, num_keys, num_bytes):
-    assert list_bytes(num_rows, num_keys) == num_bytes
+def test_list_bytes(num_rows, num_keys, workspace_bytes, num_bytes):
+    assert list_bytes(num_rows, num_keys, workspace_bytes) == num_bytes
+
+
+@pytest.mark.parametrize(("fitting", "most"), [(0, 1), (1, 1), (3, 3), (7, 7), (8, 8), (15, 8), (16, 16)])
+def test_no_more_logits_are_written_than_the_workspace_holds(monkeypatch, fitting, most):
+    written = []
+
+    def counted(q, *others, **options):
+        written.append(len(q))
+        return mqa_logits(q, *others, **options)
+
+    monkeypatch.setattr("cpkit.kernels.indexer_topk.mqa_logits", counted)
+    data, (start, end) = operands(20, 30, H=1), ranges(*((m, 30) for m in range(20)))
+    got = indexer_topk(*data, start, end, 8, workspace_bytes=max(4 * 30 * fitting, 1), backend="torch")
+    assert sum(written) == 20 and max(written) == most
+    want = indexer_topk_reference(*data, start, end, 8)
+    assert got.sort(dim=1).values.tolist() == want.sort(dim=1).values.tolist()
 
 
 def launches_on_the_cpu(monkeypatch, num_rows, open_rows):
@@ -177,8 +198,9 @@ def launches_on_the_cpu(monkeypatch, num_rows, open_rows):
 @pytest.mark.parametrize(
     ("num_keys", "room", "workspace_bytes", "rounds"),
     [
-        pytest.param(300, 32, 24 * 256, [(0, 8), (8, 8), (16, 4)], id="8-rows-where-lists-hold-4"),
-        pytest.param(300, 1, 1, [(0, 8), (0, 8), (0, 4)], id="workspace-of-less-than-a-row"),
+        pytest.param(300, 32, 8 * 1280, [(0, 8), (8, 8), (16, 4)], id="8-rows-where-lists-hold-4"),
+        pytest.param(300, 32, 24 * 256, [(first, 4) for first in range(0, 20, 4)], id="not-even-8-rows"),
+        pytest.param(300, 1, 1, [(0, 1)] * 20, id="workspace-of-less-than-a-row"),
         pytest.param(30, 32, 24 * 256, [(0, 20)], id="lists-hold-all"),
         pytest.param(33, 16, 24 * 128, [(0, 8), (8, 8), (16, 4)], id="rows-are-256-bytes-apart"),
         pytest.param(32, 16, 24 * 128, [(0, 16), (16, 4)], id="rows-are-128-bytes-apart"),
