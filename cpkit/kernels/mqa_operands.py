@@ -56,11 +56,12 @@ class Operands:
 
     def check(self) -> None:
         """Raise PlanError unless the operands fit each other."""
-        M, N, device = self.q.shape[0], self.num_keys, self.q.device
-        check_tensor("q", self.q, torch.float8_e4m3fn, (M, None, None), device)
-        _, H, D = self.q.shape
+        device = self.q.device
+        check_tensor("q", self.q, torch.float8_e4m3fn, (None, None, None), device)
         if isinstance(self.keys, KeyShards):
-            self.keys.check()
+            self.keys.check()  # how many there are is known of whole keys alone
+        (M, H, D), N = self.q.shape, self.num_keys
+        if isinstance(self.keys, KeyShards):
             if self.keys.dim != D or self.keys.packed.device != device:
                 raise PlanError(
                     f"keys of {self.keys.dim} values on {self.keys.packed.device} for q of {D} values on {device}"

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cpkit.errors import PlanError
 from cpkit.kernels.gather_keys import gather_keys
+from cpkit.kernels.indexer_topk import indexer_topk
 from cpkit.kernels.key_shards import KeyShards
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
 from tests.kernels.gathered import gathered_bytes, starts
@@ -136,3 +137,21 @@ def test_shards_that_the_kernel_cannot_read_are_refused():
     narrow = KeyShards(torch.zeros(2, 68 * 70, dtype=torch.uint8, device=DEVICE), starts([70], DEVICE), 64, 64)
     with pytest.raises(PlanError, match=r"keys of 64 values .* for q of 128 values"):
         mqa_logits(q, narrow, weights, bounds(0), bounds(140))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize(
+    ("shape", "dim", "words"),
+    [
+        pytest.param((2 * 40 * 132,), 128, r"packed is uint8 \[10560\] .* must be uint8 \[any, any\]", id="no-ranks"),
+        pytest.param((2, 40 * 132), -4, "keys of -4 values: dim must be a multiple of 4", id="negative-dim"),
+        pytest.param((2, 40 * 132 - 4), 128, "whole keys of 132 bytes", id="part-of-a-key"),
+    ],
+)
+def test_broken_shards_are_refused_whoever_reads_them(shape, dim, words, backend):
+    broken = KeyShards(torch.zeros(shape, dtype=torch.uint8, device=DEVICE), starts([40], DEVICE), dim, 64)
+    q, weights = queries(1, 32)
+    with pytest.raises(PlanError, match=words):
+        mqa_logits(q, broken, weights, bounds(0), bounds(80), backend=backend)
+    with pytest.raises(PlanError, match=words):
+        indexer_topk(q, broken, weights, bounds(0), bounds(80), 512, backend=backend)
