@@ -216,8 +216,7 @@ def random_shards(num_keys: int, ranks: int, interleave: int) -> KeyShards:
     for rank, row in enumerate(packed):
         shard = Shard(row, num_front_scales(rank, held, 128), 128)
         shard.values().copy_(torch.randn(held, 128, device=device).to(torch.float8_e4m3fn))
-        for scales in shard.scales():
-            scales.uniform_(0.5, 1.5)
+        shard.put_scales(torch.rand(held, device=device) + 0.5)
     return KeyShards(packed, torch.tensor([0, held], dtype=torch.int32, device=device), 128, interleave)
 
 

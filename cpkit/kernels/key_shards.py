@@ -1,18 +1,19 @@
 """Index keys of all DCP ranks as an all-gather leaves them, rank after rank: where each lies, by formula.
 
-A rank sends its keys' values in a row, and the scales in two parts, in front and behind, parted so that every key's
-values start at a multiple of dim bytes in the gathered buffer. There is no byte but those of the keys, so a shard never
-says how it is laid out: its rank and its length do. 2 ranks, 5 keys each, dim=16, one letter a word of 4 bytes:
+A rank sends its keys' values in a row and their scales behind, but for the scales of the last few keys: these lie in
+front, as many as let every key's values start at a multiple of dim bytes in the gathered buffer, and the scales behind
+them, too. There is no byte but those of the keys, so a shard never says how it is laid out: its rank and its length do.
+2 ranks, 5 keys each, dim=16, a word of 4 bytes each: vvvv the values of a key, 0 .. 4 the scales of keys 0 .. 4:
 
     line of dim bytes    0    1    2    3    4    5    6    7    8    9   10   11   12
-                      vvvv vvvv vvvv vvvv vvvv ssss s··· ···· ···· ···· ···· ···· ··      rank 0
-                      ···· ···· ···· ···· ···· ···· ·sss vvvv vvvv vvvv vvvv vvvv ss      rank 1
+                      vvvv vvvv vvvv vvvv vvvv 0123 4··· ···· ···· ···· ···· ···· ··      rank 0
+                      ···· ···· ···· ···· ···· ···· ·234 vvvv vvvv vvvv vvvv vvvv 01      rank 1
 
-With W words of values in a key and L keys of each rank, rank r starts at word r * L * (W + 1):
+With W words of values in a key and L keys of each rank, rank r starts at word b = r * L * (W + 1):
 
-    front scales    -r * L mod W, so that the next word starts a line; at most L
+    front scales    h = -r * L mod W, so that the next word starts a line; at most L
     values of j     line r * L + ceil(r * L / W) + j
-    scale of j      word r * L * (W + 1) + j, and L * W words later from the first key on whose scale is no front scale
+    scale of j      word b + h + L * W + j,  of the last h keys word b + j - (L - h)
 
 Where L is less than the front scales should be, values are not aligned, and keys are put into token order before they
 are scored (gather_keys.py).
@@ -54,7 +55,7 @@ def packed_bytes(num_keys: int, dim: int) -> int:
 
 
 def num_front_scales(rank: int, keys_per_rank: int, dim: int) -> int:
-    """Keys of a rank's shard whose scales lie before its values."""
+    """Last keys of a rank's shard, whose scales lie before its values."""
     return min(_wanted_in_front(rank, keys_per_rank, dim), keys_per_rank)
 
 
@@ -139,7 +140,10 @@ class KeyShards:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """What one rank sends. packed: [packed_bytes(num_keys, dim)] uint8, its values at a multiple of 16 bytes."""
+    """What one rank sends. packed: [packed_bytes(num_keys, dim)] uint8, its values at a multiple of 16 bytes.
+
+    num_front: its last keys, whose scales lie in front.
+    """
 
     packed: torch.Tensor
     num_front: int
@@ -156,10 +160,17 @@ class Shard:
         return self.packed[first : first + self.num_keys * self.dim].view(torch.float8_e4m3fn).view(-1, self.dim)
 
     def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """fp32, in the buffer: those before the values and those behind."""
+        """fp32, in the buffer, in the order of their keys: those behind the values, then those in front."""
         front = self.num_front * SCALE_BYTES
-        parts = self.packed[:front], self.packed[front + self.num_keys * self.dim :]
-        return parts[0].view(torch.float32), parts[1].view(torch.float32)
+        behind = self.packed[front + self.num_keys * self.dim :]
+        return behind.view(torch.float32), self.packed[:front].view(torch.float32)
+
+    def put_scales(self, scales: torch.Tensor) -> None:
+        """Write the scales of all keys, [num_keys] fp32, to their places."""
+        for part, own in zip(
+            self.scales(), scales.split([self.num_keys - self.num_front, self.num_front]), strict=True
+        ):
+            part.copy_(own)
 
 
 def empty_shard(rank: int, num_keys: int, dim: int, device: torch.device) -> Shard:
@@ -229,9 +240,10 @@ def place_in_shards(owner, row, keys_per_rank, WORDS: tl.constexpr):
     """Line of a key's values where they are aligned, and word of its scale; int64."""
     before = owner.to(tl.int64) * keys_per_rank
     lines_of_scales = (before + WORDS - 1) // WORDS
-    behind = row >= lines_of_scales * WORDS - before
-    scale = before * (WORDS + 1) + row + tl.where(behind, keys_per_rank.to(tl.int64) * WORDS, 0)
-    return before + lines_of_scales + row, scale
+    front = tl.minimum(lines_of_scales * WORDS - before, keys_per_rank)
+    num_behind = keys_per_rank - front
+    place = tl.where(row < num_behind, front + keys_per_rank.to(tl.int64) * WORDS + row, row - num_behind)
+    return before + lines_of_scales + row, before * (WORDS + 1) + place
 
 
 @triton.jit

@@ -133,11 +133,11 @@ def _load_shards(k_desc, s_desc, first, last, region, tile, keys, buffers):
     scales, shards = keys
     owner, local, into = first_place(first, region, shards)
     for _ in range(first, last, BLOCK_N):
-        line, word, front = memory_of_tile(owner, local, shards)
+        line, word, num_behind = memory_of_tile(owner, local, shards)
         stage = tile % NUM_K
         mbarrier.wait(k_free.index(stage), (tile // NUM_K & 1) ^ 1)
-        if local < front:
-            _copy_scales(scales, word, local, front, s_bufs.index(stage), shards)
+        if (local + BLOCK_N > num_behind) | (word % 4 != 0):
+            _copy_scales(scales, word, local, num_behind, s_bufs.index(stage), shards)
             mbarrier.expect(k_ready.index(stage), BLOCK_N * D)
         else:
             mbarrier.expect(k_ready.index(stage), BLOCK_N * (D + 4))
@@ -149,10 +149,10 @@ def _load_shards(k_desc, s_desc, first, last, region, tile, keys, buffers):
 
 
 @gluon.jit
-def _copy_scales(scales, word, local, front, target, shards):
-    """Scales of a tile that lie in two pieces, by the warp itself."""
+def _copy_scales(scales, word, local, num_behind, target, shards):
+    """Scales of a tile that lie in two pieces, or at no multiple of 16 bytes, by the warp itself."""
     lane = gl.arange(0, BLOCK_N, layout=gl.BlockedLayout([2], [32], [1], [0]))
-    words, inside = words_of_scales(word, local, front, lane, shards)
+    words, inside = words_of_scales(word, local, num_behind, lane, shards)
     target.reshape([BLOCK_N]).store(gl.load(scales + words, mask=inside, other=0.0))
     fence_async_shared()  # TMA writes there next
     _barrier()

@@ -9,8 +9,9 @@ memory as ever, and nothing but its place changes. Two ranks, interleave 128, a 
     its keys        0 .. 63   64 .. 127     0 .. 63     64 .. 127   128 .. 171
 
 Tiles are counted from the first key of a region, so query rows that see several regions (their block spans requests)
-score one region after another. The scales of a tile lie apart from its values, in one piece too but for a shard's first
-keys, some of whose scales lie in front of all values.
+score one region after another. The scales of a tile lie apart from its values, in one piece too but for a shard's last
+keys, some of whose scales lie in front of all values. TMA takes them from where they lie if that is a multiple of 16
+bytes, which it is where the shard's keys before the region are a multiple of 4; one request's are none.
 """
 
 from triton.experimental import gluon
@@ -76,19 +77,19 @@ def next_place(owner, local, into, shards):
 @gluon.jit
 def memory_of_tile(owner, local, shards):
     """The line of a tile's values; the word of its first scale, if that lies behind the values of the shard; and how
-    many of the shard's scales lie before them.
+    many scales lie there.
     """
     shard_keys = shards[5]
     before = owner * shard_keys
     front = -before & (LINE_WORDS - 1)
-    word = before * (LINE_WORDS + 1) + shard_keys * LINE_WORDS + local
-    return (before + front) // LINE_WORDS + before + local, word, front
+    word = before * (LINE_WORDS + 1) + front + shard_keys * LINE_WORDS + local
+    return (before + front) // LINE_WORDS + before + local, word, shard_keys - front
 
 
 @gluon.jit
-def words_of_scales(word, local, front, lane, shards):
+def words_of_scales(word, local, num_behind, lane, shards):
     """The word of each scale of a tile, wherever it lies, and which of them are the shard's; lane: 0 .. 63."""
     shard_keys = shards[5]
     own = local + lane
     inside = (own >= 0) & (own < shard_keys)
-    return word + lane - gl.where(own < front, shard_keys * LINE_WORDS, 0), inside
+    return word + lane - gl.where(own < num_behind, 0, shard_keys * (LINE_WORDS + 1)), inside

@@ -120,23 +120,25 @@ _SIZES = [
 
 
 @triton.jit(
-    do_not_specialize=[*_SIZES, "num_front", "gap"],
+    do_not_specialize=[*_SIZES, "num_behind", "behind", "front"],
     do_not_specialize_on_alignment=["local_start", "block_tables", "key_lens", "out_scales"],
 )
 def _table_keys_kernel(
     cache, local_start, block_tables, key_lens, out_values, out_scales,
     num_keys: tl.int32, num_rows: tl.int32, steps: tl.int32, dcp_size: tl.int32, interleave: tl.int32,
     block_size: tl.int32, num_blocks: tl.int32, width: tl.int32, table_stride: tl.int64, first_key: tl.int32,
-    page_stride: tl.int64, num_front: tl.int32, gap: tl.int64,
+    page_stride: tl.int64, num_behind: tl.int32, behind: tl.int64, front: tl.int64,
     WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """page_stride: in units of UNIT words. gap: words between the scale of key num_front and that of the one before."""
+    """page_stride: in units of UNIT words. Scale of key k: word behind + k of out_scales, or front + k from key
+    num_behind on.
+    """
     key, here, _, block, offset, exists = _keys_of_program(
         local_start, block_tables, key_lens, num_keys, num_rows, steps, dcp_size, interleave, block_size, num_blocks,
         width, table_stride, first_key, ROWS,
     )  # fmt: skip
     page = cache + block * (page_stride * UNIT)
-    to_scales = out_scales + key + tl.where(key < num_front, 0, gap)
+    to_scales = out_scales + key + tl.where(key < num_behind, behind, front)
     _copy_from_pages(page, offset, block_size, out_values, to_scales, key, exists, here, WORDS, BLOCK_WORDS)
 
 
@@ -171,7 +173,7 @@ def table_keys(
         out[0].view(torch.uint8).copy_(values.view(torch.uint8))
         out[1].copy_(scales)
     elif table.num_keys:
-        _launch_own(cache, table, dim, out, table.num_keys)
+        _launch_own(cache, table, dim, out, (table.num_keys, 0, 0))
     return out
 
 
@@ -185,11 +187,11 @@ def pack_table_keys(cache: torch.Tensor, table: KeyTable, shard: Shard, *, backe
     if backend == "torch":
         values, scales = table_keys_reference(cache, table, shard.dim)
         shard.values().view(torch.uint8).copy_(values.view(torch.uint8))
-        front, back = shard.scales()
-        front.copy_(scales[: shard.num_front])
-        back.copy_(scales[shard.num_front :])
+        shard.put_scales(scales)
     else:
-        _launch_own(cache, table, shard.dim, (shard.values(), shard.packed.view(torch.float32)), shard.num_front)
+        num_behind = shard.num_keys - shard.num_front
+        places = (num_behind, shard.num_front + shard.num_keys * (shard.dim // WORD), -num_behind)
+        _launch_own(cache, table, shard.dim, (shard.values(), shard.packed.view(torch.float32)), places)
 
 
 def _check_own(cache: torch.Tensor, table: KeyTable, dim: int, backend: str) -> None:
@@ -198,11 +200,11 @@ def _check_own(cache: torch.Tensor, table: KeyTable, dim: int, backend: str) -> 
     check_regions(table.local_start, table.num_keys, 1, 1, cache.device)
 
 
-def _launch_own(cache: torch.Tensor, table: KeyTable, dim: int, out: IndexKeys, num_front: int) -> None:
-    """out: values, and the memory in which the first num_front scales are the first words, others behind the values."""
+def _launch_own(cache: torch.Tensor, table: KeyTable, dim: int, out: IndexKeys, places: tuple[int, int, int]) -> None:
+    """out: values, and the words among which the scales have their places: num_behind, behind, front of the kernel."""
     words = _page_words(cache, table, dim)
     unit = stride_unit(words)
-    strides = (words.stride(0) // unit, num_front, table.num_keys * (dim // WORD))
+    strides = (words.stride(0) // unit, *places)
     _table_keys_kernel[grid(table.num_keys)](
         words, table.local_start, table.block_tables, table.key_lens, *out_words(out),
         *table.sizes(1, 1, len(cache)), *strides, UNIT=unit, **row_sizes(dim),

@@ -55,9 +55,7 @@ def shards_of(lens: list[int], dcp_size: int, interleave: int) -> tuple[KeyShard
     for rank, row in enumerate(packed):
         shard, part = Shard(row, num_front_scales(rank, keys, DIM), DIM), slice(rank * keys, (rank + 1) * keys)
         shard.values().view(torch.uint8).copy_(values.view(torch.uint8)[part])
-        front, back = shard.scales()
-        front.copy_(scales[part][: shard.num_front])
-        back.copy_(scales[part][shard.num_front :])
+        shard.put_scales(scales[part])
     return KeyShards(packed, local_start, DIM, interleave), starts
 
 

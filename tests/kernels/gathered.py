@@ -9,14 +9,17 @@ from tests.kernels.pages import GARBAGE, fp32_bytes
 
 
 def lay_out(ranks, dim):
-    """Bytes of all ranks' keys, (values, scale) each: just the scales ahead of values that bring these to a line."""
+    """Bytes of all ranks' keys, (values, scale) each: ahead of the values just the last keys' scales that bring these to
+    a line.
+    """
     out = []
     for keys in ranks:
         front = 0
         while front < len(keys) and (len(out) + 4 * front) % dim:
             front += 1
         scales = [fp32_bytes(scale) for _, scale in keys]
-        for part in (*scales[:front], *(values for values, _ in keys), *scales[front:]):
+        behind = len(keys) - front
+        for part in (*scales[behind:], *(values for values, _ in keys), *scales[:behind]):
             out.extend(part)
     return out
 

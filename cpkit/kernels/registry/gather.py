@@ -82,7 +82,7 @@ def _meeting(num_ranks: int) -> KernelEntry:
 
 def _tables(deployment: KernelSizes) -> list[KernelEntry]:
     """A rank's own keys through block tables."""
-    dim, types = deployment.index_dim, {"cache": "*i32", **_table_types(), **_numbers("num_front", "gap")}
+    dim, types = deployment.index_dim, {"cache": "*i32", **_table_types(), **_numbers("num_behind", "behind front")}
     sizes, options = _constants(gather_keys.row_sizes(dim))
     kernel = table_keys._table_keys_kernel
     return [KernelEntry(f"table_keys-dim{dim}-unit{u}", kernel, types, {"UNIT": u, **sizes}, options) for u in UNITS]
