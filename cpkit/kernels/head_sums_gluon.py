@@ -62,29 +62,13 @@ def owner_layout(num_tokens):
 
 
 @gluon.jit
-def owner_lane(key, token, NUM_TOKENS: gl.constexpr):
-    """The lane of a warp that owns a sum of 2 or 4 tokens in owner_layout."""
-    if NUM_TOKENS == 2:
-        return token + (key & 8) // 4 + (key & 7) * 4
-    else:
-        return token + (key & 7) * 4
-
-
-@gluon.constexpr_function
-def token_lanes(num_tokens):
-    """A bit for each lane of a warp that owns sums of token 0, of 2 or 4; those of token t are t bits further."""
-    return sum(1 << lane for lane in range(0, 32, num_tokens))
-
-
-@gluon.jit
 def weighted_head_sums(scores, half_weights, H: gl.constexpr, CHAINS_FIRST: gl.constexpr):
     """[keys, tokens]: sums of weight * max(score, 0) over the heads; half_weights: [columns], weights times 0.5.
 
     x + |x| is 2 max(x, 0) exactly, and runs on the units of the multiply-adds, which are twice as many. CHAINS_FIRST:
     chains are complete before what follows in the program, the next wait for the tensor cores above all; without it
-    ptxas may end them later. The sums are the same bits. It pays where lists follow the sums of 64 heads. Before stores
-    its four instructions cost more than they gain, and lists of 32 heads take a sixth longer than where ptxas mixes the
-    chains of two products.
+    ptxas may end them later. The sums are the same bits. It pays where lists follow; before stores of 64 heads' logits
+    its four instructions cost more than they gain.
     """
     COLS: gl.constexpr = scores.shape[1]
     TOKENS: gl.constexpr = COLS // H

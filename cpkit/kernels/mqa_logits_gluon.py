@@ -40,33 +40,44 @@ from cpkit.kernels.mqa_loader_gluon import (
     what_is_told,
 )
 from cpkit.kernels.mqa_operands import Operands
-from cpkit.kernels.mqa_survivors_gluon import claim_places, list_passing
+from cpkit.kernels.mqa_survivors_gluon import claim_places, end_of_run, list_passing, thresholds
 
 
 @gluon.jit
 def _write(logits, keys, group):
     """Write the logits of a tile and column group that lie in the rows' ranges."""
-    _, start, end, out = group
+    start, end, out = group
     allowed = (keys >= gl.expand_dims(start, 0)) & (keys < gl.expand_dims(end, 0))
     gl.store(gl.expand_dims(out, 0) + keys, logits, mask=allowed)
 
 
 @gluon.jit
 def _group_inputs(own, weight_rows, heads, span, weights, rows, sink, LIST: gl.constexpr, OPEN: gl.constexpr):
-    """Of one column group: its weights by column, halved; its rows, their ranges within the item's keys, and their
-    bounds, (score, last key), or where their logits go.
-    """
-    key_start, key_end, M = rows[0], rows[1], rows[2]
+    """Of one column group: its weights by column, halved; its rows, or their ranges and where their logits go."""
     weight_at = operand_row(weight_rows, rows, OPEN).to(gl.int64) * weights[1]
-    w = gl.load(weights[0] + weight_at + heads, mask=weight_rows < M, other=0.0) * 0.5
+    w = gl.load(weights[0] + weight_at + heads, mask=weight_rows < rows[2], other=0.0) * 0.5
+    if LIST:
+        return w, own
+    else:
+        start, end = _ranges(own, span, rows, OPEN)
+        return w, (start, end, sink[0] + own.to(gl.int64) * sink[1])
+
+
+@gluon.jit
+def _ranges(own, span, rows, OPEN: gl.constexpr):
+    """Keys of the item that rows may score."""
+    key_start, key_end, M = rows[0], rows[1], rows[2]
     at = operand_row(own, rows, OPEN)
     start = gl.maximum(gl.load(key_start + at, mask=own < M, other=0), span[0])
-    end = gl.minimum(gl.load(key_end + at, mask=own < M, other=0), span[1])
-    if LIST:
-        score = gl.load(sink[0] + own, mask=own < M, other=0.0)
-        return w, (own, start, end, score, gl.load(sink[1] + own, mask=own < M, other=0))
-    else:
-        return w, (own, start, end, sink[0] + own.to(gl.int64) * sink[1])
+    return start, gl.minimum(gl.load(key_end + at, mask=own < M, other=0), span[1])
+
+
+@gluon.jit
+def _tests(own, span, rows, sink):
+    """Of rows whose logits are listed: keys of the item that they may score, and their bounds (score, last key)."""
+    start, end = _ranges(own, span, rows, False)
+    score = gl.load(sink[0] + own, mask=own < rows[2], other=0.0)
+    return start, end, score, gl.load(sink[1] + own, mask=own < rows[2], other=0)
 
 
 @gluon.jit
@@ -97,20 +108,56 @@ def _score_partition(
             q0 = q_bufs.index(slot * GROUPS + SCORER * 2).permute((1, 0))
             q1 = q_bufs.index(slot * GROUPS + SCORER * 2 + 1).permute((1, 0))
             halves = ((q0, w0, group0), (q1, w1, group1))
-            tiles = (first_tile, stop)
-            tile = _score_keys(halves, tiles, tile, keys, work, rows, sink, buffers, H, LIST, SHARDS)
+            if LIST:
+                told = (first_tile, begin, stop)
+                tile = _list_keys(halves, told, tile, keys, work, rows, sink, buffers, H, SHARDS)
+            else:
+                span = (first_tile, stop)
+                tile = _score_keys(halves, span, tile, keys, work, sink, buffers, (), H, False, SHARDS)
             mbarrier.arrive(q_free.index(slot), count=1)
             turn += 1
 
 
 @gluon.jit
+def _list_keys(
+    halves, told, tile, key_source, work, rows, sink, buffers, H: gl.constexpr, SHARDS: gl.constexpr,
+):  # fmt: skip
+    """A scorer's two column groups of an item against its keys where logits are listed: one run of tiles after another.
+
+    Ranges and bounds are read again for each run, so that no register holds them through its turns. Returns the tile
+    behind the last.
+    """
+    first, begin, stop = told
+    span = (begin, stop)
+    groups = (halves[0][2], halves[1][2])
+    _, _, survivors, counts, room = sink
+    Q: gl.constexpr = COLS // H
+    owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
+    lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
+    none = gl.full([BLOCK_N, Q], float("nan"), gl.float32, owner)  # reaches no bound
+    while first < stop:
+        tests0 = _tests(groups[0], span, rows, sink)
+        tests1 = _tests(groups[1], span, rows, sink)
+        end = end_of_run(first, stop, tests0, tests1)
+        keys = gl.expand_dims(first + lanes, 1)
+        reach = (thresholds(keys, tests0), thresholds(keys, tests1))
+        lists = (reach, (none, none))
+        tile, found = _score_keys(halves, (first, end), tile, key_source, work, sink, buffers, lists, H, True, SHARDS)
+        keys = gl.expand_dims(end - 1 - (end - 1 - first) % BLOCK_N + lanes, 1)
+        list_passing(found, keys, claim_places(found, reach, groups, counts), groups, survivors, room)
+        first = end
+    return tile
+
+
+@gluon.jit
 def _score_keys(
-    halves, span, tile, key_source, work, rows, sink, buffers, H: gl.constexpr, LIST: gl.constexpr,
+    halves, span, tile, key_source, work, sink, buffers, lists, H: gl.constexpr, LIST: gl.constexpr,
     SHARDS: gl.constexpr,
 ):  # fmt: skip
-    """A scorer's two column groups of an item against its keys, from the tile that is next in shared memory.
+    """A scorer's two column groups of an item against keys, from the tile that is next in shared memory.
 
-    Returns the tile behind the last.
+    lists: where logits are listed, what they must reach, and logits of a tile before the first. Returns the tile
+    behind the last, and with LIST the last one's logits too, which are not listed yet.
     """
     q0, w0, group0 = halves[0]
     q1, w1, group1 = halves[1]
@@ -118,21 +165,20 @@ def _score_keys(
     _, k_bufs, s_bufs, _, _, _, k_ready, k_free = buffers
     k_scale = key_source[0]
     N = work[0]
-    M = rows[2]
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
     owner: gl.constexpr = gl.SliceLayout(2, owner_layout(Q))
-    # The order of a turn's instructions is ptxas's, and these two steer it. In trials on an H200 lists took 5 % longer
-    # the other way with 64 heads and 10 to 15 % with 32, written logits 1 to 4 %.
-    CHAINS_FIRST: gl.constexpr = LIST and H == 64
+    # The order of a turn's instructions is ptxas's, and these two steer it. In trials on an H200 lists took up to 5 %
+    # longer with the first the other way, written logits of 64 heads 7 % longer, of 32 heads 2 % shorter. With both the
+    # other way lists of 32 heads took 10 to 15 % longer, in trials of turns that spilled registers.
+    CHAINS_FIRST: gl.constexpr = LIST
     SCALE_FIRST: gl.constexpr = not (LIST and H == 32) and not SHARDS
     lanes = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, owner))
     acc0 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
     acc1 = gl.zeros([BLOCK_N, COLS], gl.float32, mma)
     if LIST:  # logits of a tile are counted and listed during the next one
         _, _, survivors, counts, room = sink
-        none = gl.full([BLOCK_N, Q], float("nan"), gl.float32, owner)  # passes no bound
-        found = (none, none)
+        reach, found = lists
     for key in range(first, last, BLOCK_N):
         stage = tile % NUM_K
         keys = gl.expand_dims(key + lanes, 1)
@@ -144,13 +190,13 @@ def _score_keys(
             scale = gl.load(k_scale + key + lanes, mask=key + lanes < N, other=0.0)
         run1 = warpgroup_mma(k_bufs.index(stage), q1, acc1, use_acc=False, is_async=True)
         if LIST:
-            claimed = claim_places(found, keys - BLOCK_N, group0, group1, counts, M)
+            claimed = claim_places(found, reach, (group0, group1), counts)
         acc0 = warpgroup_mma_wait(1, deps=(run0,))
         if SHARDS:
             scale = s_bufs.index(stage).reshape([BLOCK_N]).load(gl.SliceLayout(1, owner))
         logits0 = weighted_head_sums(acc0, w0, H, CHAINS_FIRST) * gl.expand_dims(scale, 1)
         if LIST:
-            list_passing(found, keys - BLOCK_N, claimed, group0, group1, survivors, room)
+            list_passing(found, keys - BLOCK_N, claimed, (group0, group1), survivors, room)
         else:
             _write(logits0, keys, group0)
         # Nothing of run1 may cross into the next turn of the loop: ptxas would then wait after every wgmma.
@@ -163,11 +209,9 @@ def _score_keys(
             _write(logits1, keys, group1)
         tile += 1
     if LIST:
-        last_tile = first + (gl.cdiv(last - first, BLOCK_N) - 1) * BLOCK_N
-        keys = gl.expand_dims(last_tile + lanes, 1)
-        claimed = claim_places(found, keys, group0, group1, counts, M)
-        list_passing(found, keys, claimed, group0, group1, survivors, room)
-    return tile
+        return tile, found
+    else:
+        return tile
 
 
 @gluon.jit

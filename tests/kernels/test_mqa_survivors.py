@@ -1,6 +1,4 @@
-"""Places of survivors, by a warp's own instructions on 32 lanes: every passing logit one place, no hole in a list."""
-
-import re
+"""Lists of survivors, by the kernel's own functions on numpy: every passing logit one place, no hole in a list."""
 
 import numpy as np
 import pytest
@@ -8,89 +6,125 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from cpkit.kernels.head_sums_gluon import owner_lane, owner_layout, token_lanes
-from cpkit.kernels.mqa_survivors_gluon import CLAIM
+from cpkit.kernels import mqa_logits_gluon, mqa_survivors_gluon
+from tests.kernels.gluon_on_numpy import on_numpy, pointer, tensor
 
-LANES = np.arange(32)
-
-
-def owners(num_tokens):
-    """(key of a warp, token) -> (element of the lane, lane), read off the bits of the layout."""
-    layout, held = owner_layout(num_tokens), {}
-    bases = [*layout.reg_bases, *layout.lane_bases]
-    for bits in range(2 ** len(bases)):
-        key, token, half = np.bitwise_xor.reduce([base for i, base in enumerate(bases) if bits >> i & 1] or [[0] * 3])
-        if half == 0:  # a lane holds both halves of its sums
-            element, lane = (bits & 2 ** len(layout.reg_bases) - 1) >> 1, bits >> len(layout.reg_bases)
-            assert held.setdefault((key, token), (element, lane)) == (element, lane), "two lanes own one sum"
-    return held
+FAR = 2**31 - 1
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, 1e-45, -1e-45, 1.2e-38, -1.2e-38, 3.4028235e38, -3.4028235e38]
+NANS = np.array([0x7FFFFFFF, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0xFF800001], np.uint32).view(np.float32)
 
 
-@pytest.mark.parametrize("num_tokens", [2, 4])
-def test_lanes_are_those_of_the_layout(num_tokens):
-    held = owners(num_tokens)
-    assert sorted(held) == [(key, token) for key in range(16) for token in range(num_tokens)]
-    for token in range(num_tokens):
-        lanes = {lane for (_, other), (_, lane) in held.items() if other == token}
-        assert {lane for lane in range(32) if token_lanes(num_tokens) << token >> lane & 1} == lanes
-    assert all(owner_lane.fn(key, token, num_tokens) == lane for (key, token), (_, lane) in held.items())
-
-
-INSTRUCTIONS = {
-    "mov.u32": lambda x: x,
-    "setp.ne.u32": lambda x, y: x != y,
-    "setp.eq.u32": lambda x, y: x == y,
-    "vote.sync.ballot.b32": lambda x, _: np.full(32, (x.astype(np.int64) << LANES).sum()),
-    "and.b32": lambda x, y: x & y,
-    "popc.b32": lambda x: np.array([int(bits).bit_count() for bits in x]),
-    "selp.b32": lambda x, y, p: np.where(p, x, y),
+DRAWN = [(0, 448, 2.0, 300), (100, 448, 3.0, 447)]
+"""The two rows drawn in the kernel's file: range and bound."""
+SPANS = {
+    "whole": (0, 0, 448),
+    "ragged": (100, 100, 389),
+    "from-inside-a-tile": (128, 150, 500),
+    "one-key": (64, 80, 81),
 }
+"""Where an item's tiles begin; the keys that it may score."""
 
 
-def run_warp(inputs, counters, rng):
-    """CLAIM's outputs for inputs of 32 numbers; an address is a place in counters, and lanes ask in any order."""
-    regs = {f"${3 + i}": values for i, values in enumerate(inputs)}
-    regs |= {"%lanemask_lt": (1 << LANES) - 1, "$0": np.full(32, -99)}
-    for line in CLAIM.value.strip("{}\n").splitlines():
-        guard, op, args = re.fullmatch(r"(?:@(\w+) )?([\w.]+) (.*);", line).groups()
-        if op == ".reg":
-            continue
-        to, *names = args.replace("[", "").replace("]", "").split(", ")
-        values = [regs[name] if name in regs else np.full(32, int(name, 0)) for name in names]
-        if op == "atom.global.gpu.relaxed.add.u32":
-            for lane in rng.permutation(np.flatnonzero(regs[guard])):
-                address, more = (x[lane] for x in values)
-                regs[to][lane] = counters[address]
-                counters[address] += more
-        else:
-            regs[to] = INSTRUCTIONS[op](*values)
-    return regs["$0"], regs["$1"], regs["$2"]
+@pytest.fixture
+def kernel(monkeypatch):
+    """Puts the kernel's functions on numpy, with these memories."""
+
+    def use(*memories, seed=0):
+        on_numpy(monkeypatch, (mqa_logits_gluon, mqa_survivors_gluon), memories, np.random.default_rng(seed))
+        monkeypatch.setattr(mqa_survivors_gluon, "uniform", lambda x: x)
+        return mqa_survivors_gluon
+
+    return use
 
 
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 1.0])
-@pytest.mark.parametrize(("num_tokens", "num_rows"), [(2, 4), (4, 8), (2, 3), (2, 1), (4, 5)])
-def test_every_survivor_has_a_place_of_its_own(num_tokens, num_rows, share):
+def test_runs_end_where_a_row_is_tested_otherwise(kernel):
+    """Each of the drawn rows a column group of its own."""
+    rows = [[tensor(np.array([x], t)) for x, t in zip(row, "iifi", strict=True)] for row in DRAWN]
+    end_of_run, ends = kernel().end_of_run, [0]
+    while ends[-1] < 448:
+        ends.append(int(end_of_run(ends[-1], 448, *rows)))
+    assert ends == [0, 64, 128, 256, 320, 448]
+
+
+@pytest.mark.parametrize(("last_key", "tie"), [(9, False), (10, True), (FAR, True)], ids=["above", "tie", "all-tie"])
+def test_threshold_is_the_bound(kernel, last_key, tie):
+    """Of key 10, for bounds and logits at the edges of fp32."""
+    bounds = np.array([*SPECIAL, *np.random.default_rng(1).standard_normal(50)], np.float32)
+    with np.errstate(all="ignore"):
+        near = [np.nextafter(bounds, np.float32(side)) for side in (-np.inf, np.inf)]
+    bounds = np.concatenate([bounds, NANS])
+    start, end, last_keys = (tensor(np.full(len(bounds), x, np.int32)) for x in (10, 11, last_key))
+    tests = start, end, tensor(bounds), last_keys
+    reach = kernel().thresholds(tensor(np.array([[9], [10], [11]], np.int32)), tests)
+    assert reach.dtype == np.float32
+    for logit in np.concatenate([bounds, *near]):
+        expected = [logit > bound or (tie and logit == bound) for bound in bounds]
+        assert (logit >= reach[1]).tolist() == expected, logit
+        assert not (logit >= reach[[0, 2]]).any(), "out of the range"
+
+
+def listed(kernel, monkeypatch, rows, logits, told, room, seed):
+    """What _list_keys lists of a scorer's rows, its loop over a run's tiles apart: lists, counts, and tiles scored."""
+    key_start, key_end, score, last_key = rows
+    num_rows, Q = len(key_start), len(logits) // 2
+    survivors, counts = np.full(num_rows * room + 1, -1), np.zeros(num_rows, np.int32)
+    lists = kernel(key_start, key_end, score, last_key, survivors, counts, seed=seed)
+    tiles = []
+
+    def score_keys(halves, span, tile, key_source, work, sink, buffers, state, *constants):
+        assert told[0] <= span[0] < span[1] <= told[2]
+        reach, found = state
+        groups = halves[0][2], halves[1][2]
+        for key in range(*map(int, span), 64):
+            keys = tensor(np.arange(key, key + 64, dtype=np.int32)[:, None])
+            claimed = lists.claim_places(found, reach, groups, sink[3])
+            lists.list_passing(found, keys - 64, claimed, groups, sink[2], sink[4])
+            found = tensor(logits[:Q, key : key + 64].T), tensor(logits[Q:, key : key + 64].T)
+            tiles.append(key)
+        return tile + len(range(*map(int, span), 64)), found
+
+    monkeypatch.setattr(mqa_logits_gluon, "_score_keys", score_keys)
+    groups = [tensor(np.arange(first, first + Q, dtype=np.int32)) for first in (0, Q)]
+    halves = [(None, None, group) for group in groups]
+    sink = *map(pointer, (2, 3, 4, 5)), room
+    of_rows = pointer(0), pointer(1), num_rows
+    tile = mqa_logits_gluon._list_keys(halves, told, 7, None, None, of_rows, sink, None, 128 // Q, False)
+    assert tile == 7 + len(tiles) and survivors[-1] == -1
+    return survivors[:-1].reshape(num_rows, room), counts, tiles
+
+
+def edges(rng, told, num_rows):
+    """Places beside the edges of tiles, of what is scored, and of nothing at all."""
+    first, begin, stop = told
+    places = [-1, 0, begin - 1, begin, begin + 1, first + 63, first + 64, first + 65, stop - 1, stop, stop + 9, 600]
+    return rng.choice(places, num_rows).astype(np.int32)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("told", SPANS.values(), ids=SPANS)
+@pytest.mark.parametrize(("Q", "num_rows"), [(2, 4), (4, 8), (2, 3), (2, 1), (4, 5)])
+def test_every_survivor_has_a_place_of_its_own(kernel, monkeypatch, Q, num_rows, told, seed):
     """Rows 0 .. Q - 1 are a scorer's first column group, Q .. 2 Q - 1 its second; those from num_rows on are none."""
-    rng, held, num_keys = np.random.default_rng(num_rows), owners(num_tokens), 128
-    passes = rng.random((2 * num_tokens, num_keys)) < share
-    passes[num_rows:] = False
-    counters, lists = [0] * num_rows, [{} for _ in range(2 * num_tokens)]
-    for key0 in rng.permutation(np.arange(0, num_keys, 16)):  # each time a warp's keys of a tile, in any order
-        for element in range(num_tokens // 2):
-            mine = {lane: at for at, (of, lane) in held.items() if of == element}
-            token = np.array([mine[lane][1] for lane in LANES])
-            key = key0 + np.array([mine[lane][0] for lane in LANES])
-            group = np.where(LANES // num_tokens < 2, LANES // num_tokens + 1, 0)
-            row = np.where(group == 2, token + num_tokens, token)
-            group = np.where(row < num_rows, group, 0)
-            found = passes[token, key], passes[token + num_tokens, key]
-            same_row = np.array([sum(1 << lane for lane in LANES[token == own]) for own in token])
-            before, *ranks = run_warp((*found, same_row, group, row), counters, rng)
-            for which in (0, 1):
-                for lane in np.flatnonzero(found[which]):
-                    own_row = token[lane] + which * num_tokens
-                    place = before[own_row] + ranks[which][lane]
-                    assert lists[own_row].setdefault(place, key[lane]) == key[lane], "two keys at one place"
-    for row, count in enumerate(counters):
-        assert sorted(lists[row]) == list(range(count)), "a hole"
-        assert sorted(lists[row].values()) == np.flatnonzero(passes[row]).tolist()
+    rng = np.random.default_rng([seed, num_rows])
+    values = np.array([*SPECIAL, *NANS[:2], 2.0, 2.0], np.float32)
+    logits = rng.choice(values, (2 * Q, 640))  # many are equal
+    key_start, key_end = edges(rng, told, num_rows), edges(rng, told, num_rows)
+    full = rng.random(num_rows) < 0.5
+    key_start[full], key_end[full] = rng.integers(0, 200), 600
+    if seed > 3:  # none of these rows is why keys are scored so far: others of their block are
+        key_end = np.minimum(key_end, (told[1] + 70, told[0])[seed - 4]).astype(np.int32)
+    last_key = np.where(rng.random(num_rows) < 0.3, FAR, edges(rng, told, num_rows)).astype(np.int32)
+    rows = key_start, key_end, rng.choice(values, num_rows), last_key
+    room = (1000, 20)[seed % 2]  # of those that pass some fit, or all
+    lists, counts, tiles = listed(kernel, monkeypatch, rows, logits, told, room, seed)
+    first, begin, stop = told
+    assert tiles == list(range(first, stop, 64))
+    for row, (start, end, bound, last) in enumerate(zip(*rows, strict=True)):
+        seen = [(key, logits[row, key]) for key in range(begin, stop) if start <= key < end]
+        passing = {key: x for key, x in seen if x > bound or (x == bound and key <= last)}
+        assert counts[row] == len(passing)
+        entries = lists[row, : counts[row]]
+        assert (lists[row, len(entries) :] == -1).all(), "written behind the last"
+        found = dict(zip((entries & FAR).tolist(), (entries >> 32).astype(np.int32), strict=True))
+        assert len(found) == len(entries) == min(room, len(passing)), "a key twice, or a hole"
+        assert all(bits == passing[key].view(np.int32) for key, bits in found.items())
