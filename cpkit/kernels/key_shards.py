@@ -167,10 +167,9 @@ class Shard:
 
     def put_scales(self, scales: torch.Tensor) -> None:
         """Write the scales of all keys, [num_keys] fp32, to their places."""
-        for part, own in zip(
-            self.scales(), scales.split([self.num_keys - self.num_front, self.num_front]), strict=True
-        ):
-            part.copy_(own)
+        behind, front = self.scales()
+        behind.copy_(scales[: len(behind)])
+        front.copy_(scales[len(behind) :])
 
 
 def empty_shard(rank: int, num_keys: int, dim: int, device: torch.device) -> Shard:

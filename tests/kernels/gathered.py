@@ -9,8 +9,8 @@ from tests.kernels.pages import GARBAGE, fp32_bytes
 
 
 def lay_out(ranks, dim):
-    """Bytes of all ranks' keys, (values, scale) each: ahead of the values just the last keys' scales that bring these to
-    a line.
+    """Bytes of all ranks' keys, (values, scale) each: ahead of the values the scales of just as many of the last keys as
+    bring these to a line.
     """
     out = []
     for keys in ranks:
