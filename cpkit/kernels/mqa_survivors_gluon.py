@@ -15,10 +15,10 @@ A row has a counter and a list. The passing logits of a tile take the next place
     row's counter 7, and 16 keys of a tile      . x . . x x . . . . . . . x . .       x: passes
     places                                        8     7 10              9           counter 11
 
-A lane asks the counters itself, for a logit of each of its scorer's two column groups at once: seldom does one pass, and
-hardly ever do both. The answer takes long, behind a branch that ptxas moves nothing across. So it is asked for as soon
-as the next tile's products are under way, when the warp would wait for them, and used after the first of these has been
-summed.
+A lane asks the counters itself, for a logit of each of its scorer's two column groups at once: seldom does one pass,
+and hardly ever do both. The answer takes long, behind a branch that ptxas moves nothing across. So it is asked for as
+soon as the next tile's products are under way, when the warp would wait for them, and used after the first of these
+has been summed.
 
 A tile is [64 keys, Q rows] twice: both column groups of a scorer, laid out as head_sums_gluon.py leaves them.
 """
