@@ -9,9 +9,7 @@ from tests.kernels.pages import GARBAGE, fp32_bytes
 
 
 def lay_out(ranks, dim):
-    """Bytes of all ranks' keys, (values, scale) each: ahead of the values the scales of just as many of the last keys as
-    bring these to a line.
-    """
+    """Bytes of all ranks' keys, (values, scale) each: scales of the last keys ahead, as few as let values begin lines."""
     out = []
     for keys in ranks:
         front = 0
