@@ -9,7 +9,7 @@ from tests.kernels.pages import GARBAGE, fp32_bytes
 
 
 def lay_out(ranks, dim):
-    """Bytes of all ranks' keys, (values, scale) each: scales of the last keys ahead, as few as let values begin lines."""
+    """Bytes of all ranks' keys, (values, scale) each: scales of as few last keys ahead as let values begin lines."""
     out = []
     for keys in ranks:
         front = 0

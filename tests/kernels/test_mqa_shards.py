@@ -121,7 +121,7 @@ def test_shards_score_as_their_keys_in_order(lens, dcp_size, interleave, seed):
 
 
 def test_shards_without_keys_have_no_logits():
-    _, shards = shards_of([0, 0], 3, 1)
+    _, shards = shards_of([0, 0], 3, 64)
     q, weights = queries(2, 32)
     assert mqa_logits(q, shards, weights, bounds(0, 0), bounds(0, 0)).shape == (2, 0)
 

@@ -69,7 +69,7 @@ def _hopper_logits(H: int) -> list[KernelEntry]:
         types = {"q_desc": descriptor("fp8e4nv", (128, 128)), **tiles, **lists}
         name, kernel = f"mqa_survivors_hopper-H{H}{label}", hopper._mqa_survivors_hopper_kernel
         sizes = {"H": H, "SHARDS": shards}
-        spill = 48  # where runs of tiles begin
+        spill = 64  # where runs of tiles begin
         entries.append(KernelEntry(name, kernel, types, sizes, options, targets, spill_bytes=spill))
     return entries
 
