@@ -198,6 +198,8 @@ def check_regions(
         raise PlanError(
             f"{keys_per_rank} keys of each of {dcp_size} ranks: a workspace holds less than 2^31 keys; split the chunk"
         )
+    if interleave > INT32_MAX:
+        raise PlanError(f"interleave={interleave}: kernels count it in int32; no turn is longer than a workspace")
 
 
 def search_steps(num_regions: int) -> int:

@@ -162,6 +162,7 @@ def test_a_broken_table_reads_keys_of_the_shards_alone(table):
     [
         pytest.param({"backend": "cuda"}, ConfigError, "built for torch, triton", id="no-such-backend"),
         pytest.param({"interleave": 0}, PlanError, "interleave=0", id="no-interleave"),
+        pytest.param({"interleave": 2**31}, PlanError, "interleave=2147483648", id="more-than-int32-counts"),
         pytest.param({"local_start": torch.tensor([0, 2], device=DEVICE)}, PlanError, "int32", id="int64-table"),
         pytest.param(
             {"local_start": torch.tensor([0], dtype=torch.int32, device=DEVICE)},
