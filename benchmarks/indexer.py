@@ -19,7 +19,7 @@ import torch
 from benchmarks.timing import Work, copy_gb_per_s, time_together, write_result
 from cpkit.kernels.gather_keys import gather_keys, keys_out
 from cpkit.kernels.indexer_topk import indexer_topk
-from cpkit.kernels.key_shards import IndexKeys, KeyShards, Shard, num_front_scales, packed_bytes
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, packed_bytes
 from cpkit.kernels.mqa_logits import mqa_logits, mqa_logits_reference
 from cpkit.kernels.topk import topk, topk_reference
 
@@ -213,11 +213,12 @@ def random_shards(num_keys: int, ranks: int, interleave: int) -> KeyShards:
     """One request's keys as an all-gather leaves them."""
     held, device = num_keys // ranks, torch.device("cuda")
     packed = torch.empty(ranks, packed_bytes(held, 128), dtype=torch.uint8, device=device)
-    for rank, row in enumerate(packed):
-        shard = Shard(row, num_front_scales(rank, held, 128), 128)
-        shard.values().copy_(torch.randn(held, 128, device=device).to(torch.float8_e4m3fn))
-        shard.put_scales(torch.rand(held, device=device) + 0.5)
-    return KeyShards(packed, torch.tensor([0, held], dtype=torch.int32, device=device), 128, interleave)
+    local_start = torch.tensor([0, held], dtype=torch.int32, device=device)
+    shards = KeyShards(packed, local_start, 128, interleave)
+    for shard in shards.shards():
+        values = torch.randn(held, 128, device=device).to(torch.float8_e4m3fn)
+        shard.fill(values, torch.rand(held, device=device) + 0.5)
+    return shards
 
 
 def bench_shards(M: int, N: int, H: int, ranks: int, interleave: int) -> dict[str, Any]:

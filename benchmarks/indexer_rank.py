@@ -21,7 +21,7 @@ from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather
 from cpkit.kernels.exchange_candidates import packed_candidates
 from cpkit.kernels.indexer_topk import indexer_topk
-from cpkit.kernels.key_shards import IndexKeys, KeyShards
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, WorkspaceKeys
 from cpkit.kernels.mqa_logits import mqa_logits
 from cpkit.kernels.table_keys import KeyTable, table_keys
 from cpkit.kernels.topk import topk
@@ -138,14 +138,14 @@ class RankStep:
         assert keys is not None
         self.caches.insert_index(keys, self.slots)
 
-    def workspace(self, table: KeyTable) -> IndexKeys | KeyShards:
+    def workspace(self, table: KeyTable) -> WorkspaceKeys:
         """Keys of all shards, as the gather gives them, or this rank's side by side."""
         if self.gather is not None:
             return self.gather.start(self.cache, table, interleave=self.interleave).wait()
         return table_keys(self.cache, table, 128, backend=self.backend)
 
     def select_written(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys, mark: Mark
     ) -> list[torch.Tensor]:
         """Logits of as many tokens as the budget lets be written at once, then their top-k."""
         found = []
@@ -155,7 +155,7 @@ class RankStep:
         return found
 
     def select_candidates(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys, mark: Mark
     ) -> list[torch.Tensor]:
         """The best of the own shard, packed for the exchange."""
         found = []
@@ -167,7 +167,7 @@ class RankStep:
         return found
 
     def select_listed(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys, mark: Mark
     ) -> list[torch.Tensor]:
         """Both at once; on Hopper logits are never all in memory."""
         part = queries.part(runs[0].token_start, runs[-1].token_stop)
@@ -177,7 +177,7 @@ class RankStep:
         return [found]
 
     def logits(
-        self, runs: list[IndexerChunk], queries: IndexQueries, keys: IndexKeys | KeyShards, mark: Mark
+        self, runs: list[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys, mark: Mark
     ) -> Iterator[tuple[IndexerChunk, torch.Tensor]]:
         """Logits of one run after another, all in the same memory."""
         out: torch.Tensor | None = None

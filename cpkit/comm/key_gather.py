@@ -26,7 +26,7 @@ from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.gather_keys import gather_keys, keys_out, pull_keys, split_planes
-from cpkit.kernels.key_shards import IndexKeys, KeyShards, empty_shard, packed_bytes
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, WorkspaceKeys, empty_shard, packed_bytes
 from cpkit.kernels.mqa_operands import reads_shards
 from cpkit.kernels.table_keys import KeyTable, pack_table_keys, table_keys
 
@@ -38,10 +38,10 @@ WHAT = "index_keys"
 class PendingKeys:
     """A gather under way; done: None where it is over already."""
 
-    keys: IndexKeys | KeyShards
+    keys: WorkspaceKeys
     done: torch.cuda.Event | None
 
-    def wait(self) -> IndexKeys | KeyShards:
+    def wait(self) -> WorkspaceKeys:
         """The keys in token order, or shards to be read in it, for work on the current stream; the host does not wait.
 
         A gather that reads shards as they lie gives shards, if the kernels of its backend take them.
@@ -99,7 +99,7 @@ class KeyGather(ABC):
         """Raise DesyncError if a gather so far has failed, once all are over; before results are given to anybody."""
 
     @abstractmethod
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys | KeyShards: ...
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> WorkspaceKeys: ...
 
     def _next_workspace(self, keys_per_rank: int) -> IndexKeys:
         """Room for the keys of all ranks in the workspace whose turn it is; it grows to the largest so far."""
@@ -122,7 +122,7 @@ class CollectiveGather(KeyGather):
         super().__init__(comm, dim, max_keys)
         self._backend = backend
 
-    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> IndexKeys | KeyShards:
+    def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> WorkspaceKeys:
         shard = empty_shard(self._comm.group("dcp").place, table.num_keys, self._dim, cache.device)
         pack_table_keys(cache, table, shard, backend=self._backend)
         gathered = self._comm.all_gather(shard.packed, "dcp", what=WHAT).view(self._ranks, len(shard.packed))
@@ -185,7 +185,7 @@ def make_key_gather(comm: Comm, gather: str, *, dim: int, max_keys: int, backend
 
 def in_turn(
     gather: KeyGather, workspaces: Iterable[tuple[torch.Tensor, KeyTable]], *, interleave: int
-) -> Iterator[IndexKeys | KeyShards]:
+) -> Iterator[WorkspaceKeys]:
     """The keys of each workspace (cache and table) in turn, the gather of the next under way meanwhile.
 
     Whoever asks for the next has put all work that reads the last on the current stream: its memory is filled anew.

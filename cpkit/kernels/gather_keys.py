@@ -23,6 +23,7 @@ from cpkit.kernels.key_shards import (
     ROWS,
     IndexKeys,
     KeyShards,
+    WorkspaceKeys,
     check_dim,
     check_regions,
     packed_bytes,
@@ -129,12 +130,12 @@ def gather_keys(shards: KeyShards, *, out: IndexKeys | None = None, backend: str
     return out
 
 
-def ordered_keys(keys: IndexKeys | KeyShards, *, backend: str = "torch") -> IndexKeys:
+def ordered_keys(keys: WorkspaceKeys, *, backend: str = "torch") -> IndexKeys:
     """Keys in token order, which keys side by side are in already."""
     return gather_keys(keys, backend=backend) if isinstance(keys, KeyShards) else keys
 
 
-def pick_keys(keys: IndexKeys | KeyShards, positions: torch.Tensor, *, backend: str = "torch") -> IndexKeys:
+def pick_keys(keys: WorkspaceKeys, positions: torch.Tensor, *, backend: str = "torch") -> IndexKeys:
     """The keys at some places of the token order: positions [num] int32 in 0 .. num_keys - 1, in any order."""
     if not isinstance(keys, KeyShards):
         return _at(keys, positions)
@@ -201,8 +202,8 @@ def keys_out(out: IndexKeys | None, num_keys: int, dim: int, device: torch.devic
     return out
 
 
-def out_words(out: IndexKeys) -> IndexKeys:
-    """Both parts of a result as words."""
+def out_words(out: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both parts of a result as words: values [num_keys, dim / 4] and scales, int32."""
     return as_words("out values", out[0]), out[1].view(torch.int32)
 
 

@@ -30,7 +30,7 @@ from cpkit.kernels.candidates import local_candidates, token_order
 from cpkit.kernels.checks import check_positive, check_tensor
 from cpkit.kernels.gather_keys import pick_keys
 from cpkit.kernels.gpu_kind import gpu_kind
-from cpkit.kernels.key_shards import IndexKeys, KeyShards
+from cpkit.kernels.key_shards import IndexKeys, WorkspaceKeys
 from cpkit.kernels.mqa_logits import _mqa_logits_kernel, check_sizes, mqa_logits, mqa_logits_reference
 from cpkit.kernels.mqa_operands import Operands
 from cpkit.kernels.topk import TOPK, topk, topk_reference
@@ -48,7 +48,7 @@ ROOM = 6016
 
 def indexer_topk_reference(
     q: torch.Tensor,
-    keys: IndexKeys | KeyShards,
+    keys: WorkspaceKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -60,7 +60,7 @@ def indexer_topk_reference(
 
 def indexer_topk(
     q: torch.Tensor,
-    keys: IndexKeys | KeyShards,
+    keys: WorkspaceKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,

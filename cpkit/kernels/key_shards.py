@@ -54,7 +54,7 @@ def packed_bytes(num_keys: int, dim: int) -> int:
     return num_keys * (dim + SCALE_BYTES)
 
 
-def num_front_scales(rank: int, keys_per_rank: int, dim: int) -> int:
+def _num_front_scales(rank: int, keys_per_rank: int, dim: int) -> int:
     """Last keys of a rank's shard, whose scales lie before its values."""
     return min(_wanted_in_front(rank, keys_per_rank, dim), keys_per_rank)
 
@@ -112,12 +112,16 @@ class KeyShards:
         num_regions = self.local_start.numel() - 1
         return num_regions, search_steps(num_regions), self.dcp_size, self.interleave, self.keys_per_rank
 
-    def by_rank(self) -> IndexKeys:
-        """Values [dcp_size, keys_per_rank, dim] and scales [dcp_size, keys_per_rank], copied out of the buffer."""
-        shards = [
-            Shard(row, num_front_scales(rank, self.keys_per_rank, self.dim), self.dim)
+    def shards(self) -> list["PackedShard"]:
+        """What each rank sent, in the buffer."""
+        return [
+            PackedShard(row, _num_front_scales(rank, self.keys_per_rank, self.dim), self.dim)
             for rank, row in enumerate(self.packed)
         ]
+
+    def by_rank(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values [dcp_size, keys_per_rank, dim] and scales [dcp_size, keys_per_rank], copied out of the buffer."""
+        shards = self.shards()
         values = torch.stack([shard.values().view(torch.uint8) for shard in shards])
         return values.view(torch.float8_e4m3fn), torch.stack([torch.cat(shard.scales()) for shard in shards])
 
@@ -138,11 +142,15 @@ class KeyShards:
         check_regions(self.local_start, self.keys_per_rank, self.dcp_size, self.interleave, self.packed.device)
 
 
+WorkspaceKeys = IndexKeys | KeyShards
+"""Keys of a workspace: side by side, or as all DCP ranks sent them; counted in token order."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Shard:
+class PackedShard:
     """What one rank sends. packed: [packed_bytes(num_keys, dim)] uint8, its values at a multiple of 16 bytes.
 
-    num_front: its last keys, whose scales lie in front.
+    num_front: its last keys, whose scales lie in front. dim: values of a key.
     """
 
     packed: torch.Tensor
@@ -165,20 +173,21 @@ class Shard:
         behind = self.packed[front + self.num_keys * self.dim :]
         return behind.view(torch.float32), self.packed[:front].view(torch.float32)
 
-    def put_scales(self, scales: torch.Tensor) -> None:
-        """Write the scales of all keys, [num_keys] fp32, to their places."""
+    def fill(self, values: torch.Tensor, scales: torch.Tensor) -> None:
+        """Write all its keys: values [num_keys, dim] float8_e4m3fn, scales [num_keys] fp32."""
+        self.values().view(torch.uint8).copy_(values.view(torch.uint8))
         behind, front = self.scales()
         behind.copy_(scales[: len(behind)])
         front.copy_(scales[len(behind) :])
 
 
-def empty_shard(rank: int, num_keys: int, dim: int, device: torch.device) -> Shard:
+def empty_shard(rank: int, num_keys: int, dim: int, device: torch.device) -> PackedShard:
     """A shard to be written by kernels (table_keys.py): a part of a wider buffer, so that its values are aligned."""
     check_dim(dim)
-    num_front = num_front_scales(rank, num_keys, dim)
+    num_front = _num_front_scales(rank, num_keys, dim)
     ahead = -num_front * SCALE_BYTES % LINE_BYTES
     wider = torch.empty(ahead + packed_bytes(num_keys, dim), dtype=torch.uint8, device=device)
-    return Shard(wider[ahead:], num_front, dim)
+    return PackedShard(wider[ahead:], num_front, dim)
 
 
 def check_dim(dim: int) -> None:

@@ -159,9 +159,8 @@ def _copy_scales(scales, word, local, num_behind, target, shards):
 
 
 @gluon.jit
-def load_partition(
-    descs, keys, work, rows, buffers, H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr
-):  # fmt: skip
+def load_partition(descs, keys, work, rows, buffers, H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr):
+    """The loader: item after item, told and loaded, and at the end that there is none. descs: q, keys, their scales."""
     q_desc, k_desc, s_desc = descs
     _, _, _, _, q_ready, q_free, _, _ = buffers
     num_items = work[2]

@@ -30,18 +30,17 @@ from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_tensor
 from cpkit.kernels.gather_keys import ordered_keys
 from cpkit.kernels.gpu_kind import gpu_kind
-from cpkit.kernels.key_shards import IndexKeys, KeyShards, place_in_shards, shard_rows
+from cpkit.kernels.key_shards import KeyShards, WorkspaceKeys, place_in_shards, shard_rows
 from cpkit.kernels.mqa_logits_torch import tiled_logits
-from cpkit.kernels.mqa_operands import Operands
+from cpkit.kernels.mqa_operands import HEAD_DIM, Operands
 
-HEAD_DIM = 128
 NUM_HEADS = (32, 64)
 Outside = Literal["unwritten", "-inf"]
 
 
 def mqa_logits_reference(
     q: torch.Tensor,
-    keys: IndexKeys | KeyShards,
+    keys: WorkspaceKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -62,25 +61,25 @@ def mqa_logits_reference(
 
 @triton.jit(
     do_not_specialize=[
-        "k_scale", "key_start", "key_end", "out", "M", "N", "q_lines", "k_lines", "w_lines", "out_stride",
+        "k_scale", "key_start", "key_end", "out", "M", "N", "q_units", "k_units", "w_units", "out_stride",
         "local_start", "num_regions", "steps", "dcp_size", "interleave", "keys_per_rank",
     ]
 )  # fmt: skip
 def _mqa_logits_kernel(
     q, k, k_scale, weights, key_start, key_end, out, M: tl.int32, N: tl.int32,
-    q_lines: tl.int64, k_lines: tl.int64, w_lines: tl.int64, out_stride: tl.int64,
+    q_units: tl.int64, k_units: tl.int64, w_units: tl.int64, out_stride: tl.int64,
     local_start, num_regions: tl.int32, steps: tl.int32, dcp_size: tl.int32, interleave: tl.int32,
     keys_per_rank: tl.int32, SHARDS: tl.constexpr,
     H: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """ROWS query rows against CHUNK keys; columns of the product are (row, head), so a key's heads lie in a quad.
 
-    q_lines, k_lines, w_lines: from row to row, in lines of 16 bytes. SHARDS: k and k_scale are the lines and words of
+    q_units, k_units, w_units: from row to row, in units of 16 bytes. SHARDS: k and k_scale are the lines and words of
     shards; else what follows out_stride is not read.
     """
-    q_stride = q_lines * 16
-    k_stride = k_lines * 16
-    w_stride = w_lines * 4
+    q_stride = q_units * 16
+    k_stride = k_units * 16
+    w_stride = w_units * 4
     d = tl.arange(0, 128)
     cols = tl.arange(0, ROWS * H)
     row = tl.program_id(0).to(tl.int64) * ROWS + cols // H
@@ -101,7 +100,7 @@ def _mqa_logits_kernel(
             owner, shard_row = shard_rows(
                 local_start, tl.minimum(keys, N - 1), num_regions, steps, dcp_size, interleave, keys_per_rank
             )
-            row_of_key, scale_of_key = place_in_shards(owner, shard_row, keys_per_rank, 32)
+            row_of_key, scale_of_key = place_in_shards(owner, shard_row, keys_per_rank, WORDS=32)
         k_tile = tl.load(k + row_of_key[:, None] * k_stride + d[None, :], mask=(keys < N)[:, None], other=0.0)
         scores = tl.maximum(tl.dot(k_tile, q_cols), 0.0, propagate_nan=tl.PropagateNan.ALL) * w[None, :]
         scale = tl.load(k_scale + scale_of_key, mask=keys < N)
@@ -113,7 +112,7 @@ def _mqa_logits_kernel(
 
 def mqa_logits(
     q: torch.Tensor,
-    keys: IndexKeys | KeyShards,
+    keys: WorkspaceKeys,
     weights: torch.Tensor,
     key_start: torch.Tensor,
     key_end: torch.Tensor,
@@ -156,11 +155,10 @@ def mqa_logits(
         return out
     sizes = mqa_logits_sizes(H)
     grid = (triton.cdiv(M, sizes["ROWS"]), triton.cdiv(N, sizes["CHUNK"]))
-    shards = isinstance(keys, KeyShards)
-    places = (keys.local_start, *keys.sizes()) if isinstance(keys, KeyShards) else (key_start, 0, 0, 0, 0, 0)
     _mqa_logits_kernel[grid](
-        *operands.all(), out, M, N, *operands.lines(), out.stride(0), *places, SHARDS=shards, H=H, **sizes, num_warps=8
-    )
+        *operands.all(), out, M, N, *operands.row_units(), out.stride(0), *operands.places(),
+        SHARDS=isinstance(keys, KeyShards), H=H, **sizes, num_warps=8,
+    )  # fmt: skip
     return out
 
 

@@ -85,6 +85,7 @@ def _score_partition(
     keys, weights, work, rows, sink, buffers, H: gl.constexpr, SCORER: gl.constexpr, LIST: gl.constexpr,
     OPEN: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
+    """One scorer: query block after query block, as it is told, until the row is -1."""
     q_bufs, _, _, _, q_ready, q_free, _, _ = buffers
     Q: gl.constexpr = COLS // H
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
@@ -270,42 +271,43 @@ def _keys(scales, shards, SHARDS: gl.constexpr):
 
 
 _COMMON = [
-    "k_scale", "key_start", "key_end", "local_start", "M", "N", "w_lines", "num_items", "chunk_keys", "num_regions",
-    "steps", "ranks", "interleave", "shard_keys",
+    "k_scale", "key_start", "key_end", "local_start", "M", "N", "w_units", "num_items", "chunk_keys", "num_regions",
+    "steps", "dcp_size", "interleave", "keys_per_rank",
 ]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["out", "open_rows", "out_stride", "first_open", *_COMMON])
 def _mqa_logits_hopper_kernel(
     q_desc, k_desc, s_desc, k_scale, weights, key_start, key_end, out, open_rows, M: gl.int32, N: gl.int32,
-    w_lines: gl.int64, out_stride: gl.int64, num_items: gl.int32, chunk_keys: gl.int32, first_open: gl.int32,
-    local_start, num_regions: gl.int32, steps: gl.int32, ranks: gl.int32, interleave: gl.int32, shard_keys: gl.int32,
-    H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr,
+    w_units: gl.int64, out_stride: gl.int64, num_items: gl.int32, chunk_keys: gl.int32, first_open: gl.int32,
+    local_start, num_regions: gl.int32, steps: gl.int32, dcp_size: gl.int32, interleave: gl.int32,
+    keys_per_rank: gl.int32, H: gl.constexpr, OPEN: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
-    """open_rows, first_open: where rows are listed (OPEN). local_start .. shard_keys: of shards (SHARDS)."""
+    """open_rows, first_open: where rows are listed (OPEN). local_start .. keys_per_rank: of shards (SHARDS)."""
     rows = _rows(key_start, key_end, M, open_rows, first_open, OPEN)
     num_blocks = gl.cdiv(rows[2], GROUPS * COLS // H)
     if OPEN:
         num_items = num_blocks * gl.cdiv(N, chunk_keys)
     work = (N, num_blocks, num_items, chunk_keys)
-    keys = _keys(k_scale, (local_start, num_regions, steps, ranks, interleave, shard_keys), SHARDS)
+    keys = _keys(k_scale, (local_start, num_regions, steps, dcp_size, interleave, keys_per_rank), SHARDS)
     _score(
-        (q_desc, k_desc, s_desc), keys, (weights, w_lines * 4), work, rows, (out, out_stride), H, False, OPEN, SHARDS
+        (q_desc, k_desc, s_desc), keys, (weights, w_units * 4), work, rows, (out, out_stride), H, False, OPEN, SHARDS
     )
 
 
 @gluon.jit(do_not_specialize=["bound_score", "bound_key", "survivors", "counts", "room", *_COMMON])
 def _mqa_survivors_hopper_kernel(
     q_desc, k_desc, s_desc, k_scale, weights, key_start, key_end, bound_score, bound_key, survivors, counts,
-    M: gl.int32, N: gl.int32, w_lines: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32,
-    local_start, num_regions: gl.int32, steps: gl.int32, ranks: gl.int32, interleave: gl.int32, shard_keys: gl.int32,
-    H: gl.constexpr, SHARDS: gl.constexpr,
+    M: gl.int32, N: gl.int32, w_units: gl.int64, room: gl.int32, num_items: gl.int32, chunk_keys: gl.int32,
+    local_start, num_regions: gl.int32, steps: gl.int32, dcp_size: gl.int32, interleave: gl.int32,
+    keys_per_rank: gl.int32, H: gl.constexpr, SHARDS: gl.constexpr,
 ):  # fmt: skip
-    keys = _keys(k_scale, (local_start, num_regions, steps, ranks, interleave, shard_keys), SHARDS)
+    """bound_score .. room: as mqa_survivors_hopper has them. local_start .. keys_per_rank: of shards (SHARDS)."""
+    keys = _keys(k_scale, (local_start, num_regions, steps, dcp_size, interleave, keys_per_rank), SHARDS)
     work = (N, gl.cdiv(M, GROUPS * COLS // H), num_items, chunk_keys)
     rows = (key_start, key_end, M)
     sink = (bound_score, bound_key, survivors, counts, room)
-    _score((q_desc, k_desc, s_desc), keys, (weights, w_lines * 4), work, rows, sink, H, True, False, SHARDS)
+    _score((q_desc, k_desc, s_desc), keys, (weights, w_units * 4), work, rows, sink, H, True, False, SHARDS)
 
 
 def mqa_logits_hopper(operands: Operands, out: torch.Tensor) -> None:
@@ -361,11 +363,8 @@ def _launch(
     num_blocks = triton.cdiv(num_rows * H, GROUPS.value * COLS.value)
     chunk_keys = choose_chunk(num_rows, N, num_blocks, sms)
     num_items = num_blocks * triton.cdiv(N, chunk_keys)
-    numbers = (num_rows, N, operands.lines()[2], results[1], num_items, chunk_keys, *first)
-    shards = isinstance(operands.keys, KeyShards)
-    not_read = (operands.key_start, 0, 0, 0, 0, 0)
-    places = (operands.keys.local_start, *operands.keys.sizes()) if isinstance(operands.keys, KeyShards) else not_read
+    numbers = (num_rows, N, operands.row_units()[2], results[1], num_items, chunk_keys, *first)
     kernel[(min(sms, num_items),)](
-        q_desc, k_desc, s_desc, *tensors, *results[0], *numbers, *places, H=H, SHARDS=shards, **constants, num_warps=4,
-        maxnreg=168,
+        q_desc, k_desc, s_desc, *tensors, *results[0], *numbers, *operands.places(), H=H,
+        SHARDS=isinstance(operands.keys, KeyShards), **constants, num_warps=4, maxnreg=168,
     )  # fmt: skip

@@ -7,13 +7,13 @@ import torch
 from cpkit.errors import PlanError
 from cpkit.kernels.checks import INT32_MAX, check_ranges, check_tensor
 from cpkit.kernels.gpu_kind import gpu_kind
-from cpkit.kernels.key_shards import IndexKeys, KeyShards
+from cpkit.kernels.key_shards import KeyShards, WorkspaceKeys
 from cpkit.kernels.words import WORD
 
+HEAD_DIM = 128
+"""Values of an index head, and of a key, in the kernels of backend='triton'."""
 ALIGNMENT = 16
 """Bytes that a kernel reads at once: rows of q, k and weights start at multiples of it."""
-LINE_VALUES = 128
-"""Values of a key in the kernels that read shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class Operands:
     """
 
     q: torch.Tensor
-    keys: IndexKeys | KeyShards
+    keys: WorkspaceKeys
     weights: torch.Tensor
     key_start: torch.Tensor
     key_end: torch.Tensor
@@ -34,8 +34,8 @@ class Operands:
         """In the order in which every kernel takes them; of shards the buffer, as rows of values and as scales."""
         return self.q, *self.key_memory(), self.weights, self.key_start, self.key_end
 
-    def key_memory(self) -> IndexKeys:
-        """The keys, or all lines and all words of the buffer that holds them."""
+    def key_memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and scales side by side, or all lines and all words of the buffer that holds them."""
         if isinstance(self.keys, KeyShards):
             return self.keys.lines(), self.keys.words(torch.float32)
         return self.keys
@@ -45,8 +45,14 @@ class Operands:
         """N."""
         return self.keys.num_keys if isinstance(self.keys, KeyShards) else len(self.keys[1])
 
-    def lines(self) -> tuple[int, int, int]:
-        """From row to row of q, k and weights, in lines of ALIGNMENT bytes."""
+    def places(self) -> tuple[torch.Tensor, int, int, int, int, int]:
+        """What kernels find the keys of shards by, local_start and KeyShards.sizes(); else what they do not read."""
+        if isinstance(self.keys, KeyShards):
+            return self.keys.local_start, *self.keys.sizes()
+        return self.key_start, 0, 0, 0, 0, 0
+
+    def row_units(self) -> tuple[int, int, int]:
+        """From row to row of q, k and weights, in units of ALIGNMENT bytes."""
         q, weights = self.q.stride(0), self.weights.stride(0) * 4
         return q // ALIGNMENT, self.key_memory()[0].stride(0) // ALIGNMENT, weights // ALIGNMENT
 
@@ -100,7 +106,7 @@ def reads_shards(shards: KeyShards) -> bool:
     """Whether the kernels of backend='triton' score shards as they lie: values fill lines and, on Hopper, a tile of
     keys is one rank's and words are counted in int32. Other shards are put into token order first.
     """
-    if shards.dim != LINE_VALUES or not shards.is_aligned:
+    if shards.dim != HEAD_DIM or not shards.is_aligned:
         return False
     if gpu_kind(shards.packed.device) != "hopper":
         return True

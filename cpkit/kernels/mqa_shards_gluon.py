@@ -26,12 +26,12 @@ LINE_WORDS = gl.constexpr(32)  # fp32 words that the values of a key take; its s
 @gluon.jit
 def region_of(key, shards):
     """The region that holds a key in token order; the last one for a key behind all."""
-    local_start, num_regions, steps, ranks, _, _ = shards
+    local_start, num_regions, steps, dcp_size, _, _ = shards
     region = 0
     last = num_regions - 1
     for _ in range(steps):
         middle = (region + last) // 2
-        behind = (gl.load(local_start + middle + 1) * ranks <= key) & (region < last)
+        behind = (gl.load(local_start + middle + 1) * dcp_size <= key) & (region < last)
         region = gl.where(behind, middle + 1, region)
         last = gl.where(behind, last, middle)
     return region
@@ -40,9 +40,9 @@ def region_of(key, shards):
 @gluon.jit
 def part_of_region(region, first, last, shards):
     """Of the keys first .. last - 1 those in a region, begin .. stop - 1, and the key that the first tile begins at."""
-    local_start, _, _, ranks, _, _ = shards
-    region_start = gl.load(local_start + region) * ranks
-    region_end = gl.load(local_start + region + 1) * ranks
+    local_start, _, _, dcp_size, _, _ = shards
+    region_start = gl.load(local_start + region) * dcp_size
+    region_end = gl.load(local_start + region + 1) * dcp_size
     begin = gl.maximum(first, region_start)
     stop = gl.maximum(gl.minimum(last, region_end), begin)
     return begin, stop, begin - (begin - region_start) % TILE_KEYS
@@ -51,25 +51,25 @@ def part_of_region(region, first, last, shards):
 @gluon.jit
 def first_place(key, region, shards):
     """Of the tile that begins with `key`: its rank, its first key there, and how far into a turn that is."""
-    local_start, _, _, ranks, interleave, _ = shards
+    local_start, _, _, dcp_size, interleave, _ = shards
     region_local = gl.load(local_start + region)
-    at = key - region_local * ranks
+    at = key - region_local * dcp_size
     turn = at // interleave
-    rounds = turn // ranks
-    return turn - rounds * ranks, region_local + at - (turn - rounds) * interleave, at - turn * interleave
+    rounds = turn // dcp_size
+    return turn - rounds * dcp_size, region_local + at - (turn - rounds) * interleave, at - turn * interleave
 
 
 @gluon.jit
 def next_place(owner, local, into, shards):
     """The same of the tile behind it, without a division."""
-    _, _, _, ranks, interleave, _ = shards
+    _, _, _, dcp_size, interleave, _ = shards
     local += TILE_KEYS
     into += TILE_KEYS
     next_turn = into == interleave
     into = gl.where(next_turn, 0, into)
     local = gl.where(next_turn, local - interleave, local)
     owner = gl.where(next_turn, owner + 1, owner)
-    next_round = owner == ranks
+    next_round = owner == dcp_size
     local = gl.where(next_round, local + interleave, local)
     return gl.where(next_round, 0, owner), local, into
 
@@ -79,17 +79,17 @@ def memory_of_tile(owner, local, shards):
     """The line of a tile's values; the word of its first scale, if that lies behind the values of the shard; and how
     many scales lie there.
     """
-    shard_keys = shards[5]
-    before = owner * shard_keys
+    keys_per_rank = shards[5]
+    before = owner * keys_per_rank
     front = -before & (LINE_WORDS - 1)
-    word = before * (LINE_WORDS + 1) + front + shard_keys * LINE_WORDS + local
-    return (before + front) // LINE_WORDS + before + local, word, shard_keys - front
+    word = before * (LINE_WORDS + 1) + front + keys_per_rank * LINE_WORDS + local
+    return (before + front) // LINE_WORDS + before + local, word, keys_per_rank - front
 
 
 @gluon.jit
 def words_of_scales(word, local, num_behind, lane, shards):
     """The word of each scale of a tile, wherever it lies, and which of them are the shard's; lane: 0 .. 63."""
-    shard_keys = shards[5]
+    keys_per_rank = shards[5]
     own = local + lane
-    inside = (own >= 0) & (own < shard_keys)
-    return word + lane - gl.where(own < num_behind, 0, shard_keys * (LINE_WORDS + 1)), inside
+    inside = (own >= 0) & (own < keys_per_rank)
+    return word + lane - gl.where(own < num_behind, 0, keys_per_rank * (LINE_WORDS + 1)), inside

@@ -28,8 +28,8 @@ from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import INT32_MAX, check_tensor
 from cpkit.kernels.gpu_kind import gpu_kind
 from cpkit.kernels.index_cache import gather_index_keys
-from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS
-from cpkit.kernels.mqa_operands import ALIGNMENT
+from cpkit.kernels.mqa_logits import NUM_HEADS
+from cpkit.kernels.mqa_operands import ALIGNMENT, HEAD_DIM
 from cpkit.kernels.table_slots import table_slots
 from cpkit.kernels.tile_schedule import tile_schedule
 

@@ -16,9 +16,9 @@ comes as zeros: value 0, scale 0.
 
 cache: [num_blocks, page_bytes] uint8 in the layout of index_cache.py. local_start: [num_rows + 1] int32, where each
 row's keys start in the result (of one rank); rows without keys of their own are skipped. block_tables: [num_rows,
-width] int32. key_lens: [num_rows] int32, keys of the workspace that exist in each row: of this rank, or
-of all ranks for `pull_table_keys`. first_key: index in its shard of the first key of every row, above 0 in a later
-key span. Result: values [num_keys, dim] float8_e4m3fn, scales [num_keys] fp32.
+width] int32. key_lens: [num_rows] int32, keys of the workspace that exist in each row: of this rank, or of all ranks
+for `pull_table_keys`. first_key: index in its shard of the first key of every row, above 0 in a later key span.
+Result: values [num_keys, dim] float8_e4m3fn, scales [num_keys] fp32.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from cpkit.kernels.backends import BACKENDS, check_backend
 from cpkit.kernels.checks import check_positive, check_tensor
 from cpkit.kernels.gather_keys import copy_keys, grid, keys_out, out_words, row_sizes
 from cpkit.kernels.index_cache import SCALE_BYTES, gather_index_keys
-from cpkit.kernels.key_shards import IndexKeys, Shard, check_dim, check_regions, find_places, search_steps
+from cpkit.kernels.key_shards import IndexKeys, PackedShard, check_dim, check_regions, find_places, search_steps
 from cpkit.kernels.table_slots import table_slots_reference
 from cpkit.kernels.words import WORD, as_words, stride_unit
 
@@ -177,7 +177,7 @@ def table_keys(
     return out
 
 
-def pack_table_keys(cache: torch.Tensor, table: KeyTable, shard: Shard, *, backend: str = "torch") -> None:
+def pack_table_keys(cache: torch.Tensor, table: KeyTable, shard: PackedShard, *, backend: str = "torch") -> None:
     """The same keys into the shard of table.num_keys keys that this rank sends."""
     _check_own(cache, table, shard.dim, backend)
     if shard.num_keys != table.num_keys:
@@ -185,9 +185,7 @@ def pack_table_keys(cache: torch.Tensor, table: KeyTable, shard: Shard, *, backe
     if not table.num_keys:
         return
     if backend == "torch":
-        values, scales = table_keys_reference(cache, table, shard.dim)
-        shard.values().view(torch.uint8).copy_(values.view(torch.uint8))
-        shard.put_scales(scales)
+        shard.fill(*table_keys_reference(cache, table, shard.dim))
     else:
         num_behind = shard.num_keys - shard.num_front
         places = (num_behind, shard.num_front + shard.num_keys * (shard.dim // WORD), -num_behind)
@@ -200,7 +198,13 @@ def _check_own(cache: torch.Tensor, table: KeyTable, dim: int, backend: str) -> 
     check_regions(table.local_start, table.num_keys, 1, 1, cache.device)
 
 
-def _launch_own(cache: torch.Tensor, table: KeyTable, dim: int, out: IndexKeys, places: tuple[int, int, int]) -> None:
+def _launch_own(
+    cache: torch.Tensor,
+    table: KeyTable,
+    dim: int,
+    out: tuple[torch.Tensor, torch.Tensor],
+    places: tuple[int, int, int],
+) -> None:
     """out: values, and the words among which the scales have their places: num_behind, behind, front of the kernel."""
     words = _page_words(cache, table, dim)
     unit = stride_unit(words)

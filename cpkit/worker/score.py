@@ -18,8 +18,9 @@ from cpkit.kernels.checks import check_ranges
 from cpkit.kernels.exchange_candidates import packed_candidates
 from cpkit.kernels.fp8 import quantize_fp8
 from cpkit.kernels.indexer_topk import indexer_topk
-from cpkit.kernels.key_shards import IndexKeys, KeyShards
-from cpkit.kernels.mqa_logits import HEAD_DIM, NUM_HEADS, mqa_logits
+from cpkit.kernels.key_shards import WorkspaceKeys
+from cpkit.kernels.mqa_logits import NUM_HEADS, mqa_logits
+from cpkit.kernels.mqa_operands import HEAD_DIM
 from cpkit.kernels.paged_mqa_logits import PAGE_KEYS, paged_mqa_logits
 from cpkit.kernels.table_slots import table_slots
 from cpkit.kernels.topk import TOPK, topk
@@ -46,13 +47,9 @@ def quantize_queries(q: torch.Tensor, weights: torch.Tensor, *, backend: str) ->
     return IndexQueries(values.view(num_tokens, heads, dim), weights * scales.view(num_tokens, heads))
 
 
-Workspace = IndexKeys | KeyShards
-"""Indexer keys of a chunk: side by side, or as all DCP ranks sent them; counted in token order."""
-
-
 def workspace_topk(
     queries: IndexQueries,
-    keys: Workspace,
+    keys: WorkspaceKeys,
     bounds: tuple[torch.Tensor, torch.Tensor],
     k: int,
     scores: torch.Tensor | None,
@@ -65,7 +62,7 @@ def workspace_topk(
     bounds: where the ranges start and end. scores: [tokens, k] fp32, takes those of the keys, if they are wanted.
     workspace_bytes: most memory for logits, or for what is kept of them. Raises PlanError for a backward range.
     """
-    check_ranges(*bounds)  # the kernels see it on a CPU alone, where looking is free
+    check_ranges(*bounds)  # waits for the device; the kernels' own check looks on a CPU alone, where that is free
     return indexer_topk(
         queries.q,
         keys,

@@ -23,12 +23,13 @@ from cpkit.comm.base import Comm
 from cpkit.comm.key_gather import KeyGather, in_turn
 from cpkit.kernels.candidates import KeyOrder, token_order, unpack_candidates
 from cpkit.kernels.exchange_candidates import best_of_packed, join_packed, packed_scores
+from cpkit.kernels.key_shards import WorkspaceKeys
 from cpkit.kernels.table_keys import KeyTable
 from cpkit.kernels.table_slots import table_slots
 from cpkit.layers import Layer
 from cpkit.worker.caches import LayerCaches
 from cpkit.worker.places import Places
-from cpkit.worker.score import IndexQueries, Workspace, best_keys, decode_logits, workspace_topk
+from cpkit.worker.score import IndexQueries, best_keys, decode_logits, workspace_topk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +81,11 @@ class Selector:
         order = self.shard_order(0)
         return self.exchange(best_keys(logits, torch.zeros_like(end), end, self.topk, order, backend=self.backend))
 
-    def local_keys(self, chunk: IndexerChunk) -> Workspace:
+    def local_keys(self, chunk: IndexerChunk) -> WorkspaceKeys:
         """Keys of this rank's shard, request after request, in local order."""
         return self.caches.index_keys(self.workspace_slots(chunk))
 
-    def gathered_keys(self, chunks: Sequence[IndexerChunk]) -> Iterator[Workspace]:
+    def gathered_keys(self, chunks: Sequence[IndexerChunk]) -> Iterator[WorkspaceKeys]:
         """Keys of all shards, of one chunk after another."""
         assert self.gather is not None and self.caches.index is not None, "prefill rows gather what an indexer scores"
         tables = ((self.caches.index, self.workspace_table(chunk)) for chunk in chunks)
@@ -124,21 +125,22 @@ class Selector:
         interleave = self.places.plan.shards[self.layer.chunk_ratio].interleave
         return KeyOrder(self.places.plan.topology.dcp, self.places.rank.dcp_rank, interleave, first_key)
 
-    def best_of_all(self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace) -> torch.Tensor:
+    def best_of_all(self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys) -> torch.Tensor:
         """The selection of runs of query tokens from a workspace that holds all keys of their requests, from 0 on."""
         assert runs[0].key_span[0] == 0, "a lone span is the first"
         return self.kept(runs, queries, keys, None).long()
 
     def candidates(
-        self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace, order: KeyOrder
+        self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys, order: KeyOrder
     ) -> torch.Tensor:
         """The best keys of a workspace for runs of query tokens, packed."""
-        scores = torch.empty(runs[-1].token_stop - runs[0].token_start, self.topk, device=queries.q.device)
+        num_tokens = runs[-1].token_stop - runs[0].token_start
+        scores = torch.empty(num_tokens, self.topk, dtype=torch.float32, device=queries.q.device)
         kept = self.kept(runs, queries, keys, scores)
         return packed_scores(kept, scores, order, backend=self.backend)
 
     def kept(
-        self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: Workspace, scores: torch.Tensor | None
+        self, runs: Sequence[IndexerChunk], queries: IndexQueries, keys: WorkspaceKeys, scores: torch.Tensor | None
     ) -> torch.Tensor:
         """[tokens, k] int32, the best keys of a workspace, counted from each token's first; scores takes theirs."""
         part = queries.part(runs[0].token_start, runs[-1].token_stop)

@@ -45,8 +45,8 @@ KERNELS = {
     "pack_table_keys": ("table_keys", "the same, as the shard that a rank sends"),
     "gather_keys": ("gather_keys", "gathered shards to token order, values and scales together"),
     "pick_keys": ("gather_keys", "the keys at some places of the token order"),
-    "pull_keys": ("gather_keys", "the same out of the peers' buffers"),
-    "pull_table_keys": ("table_keys", "the same out of the peers' caches"),
+    "pull_keys": ("gather_keys", "all keys in token order, out of the peers' buffers"),
+    "pull_table_keys": ("table_keys", "all keys in token order, out of the peers' caches"),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpkit.errors import ConfigError, PlanError
-from cpkit.kernels.key_shards import Shard, empty_shard, packed_bytes
+from cpkit.kernels.key_shards import PackedShard, empty_shard, packed_bytes
 from cpkit.kernels.table_keys import KeyTable, pack_table_keys, pull_table_keys, table_keys
 from tests import oracles
 from tests.kernels.gathered import lay_out
@@ -95,7 +95,7 @@ def test_shards_of_all_ranks_make_one_layout(num_keys, rank, backend):
     shard = empty_shard(rank, num_keys, DIM, cache.device)
     room = torch.full((128 + size + 64,), GARBAGE, dtype=torch.uint8, device=DEVICE)
     first = 16 - shard.num_front * 4
-    shard = Shard(room[first : first + size], shard.num_front, DIM)
+    shard = PackedShard(room[first : first + size], shard.num_front, DIM)
     pack_table_keys(cache, table, shard, backend=backend)
     assert shard.packed.tolist() == whole[rank * size : (rank + 1) * size]
     assert (room[:first] == GARBAGE).all() and (room[first + size :] == GARBAGE).all()

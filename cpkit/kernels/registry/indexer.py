@@ -38,7 +38,7 @@ def indexer_keys(deployment: KernelSizes, gpu: GpuKind) -> list[KernelEntry]:
 def _portable_logits(H: int) -> list[KernelEntry]:
     """Of keys side by side, and of shards."""
     types = {"q": "*fp8e4nv", "k": "*fp8e4nv", "out": "*fp32", **_common()}
-    types |= {"q_lines": "i64", "k_lines": "i64", "out_stride": "i64", "local_start": "*i32"}
+    types |= {"q_units": "i64", "k_units": "i64", "out_stride": "i64", "local_start": "*i32"}
     types |= dict.fromkeys(("num_regions", "steps", "dcp_size", "interleave", "keys_per_rank"), "i32")
     kernel, entries = mqa_logits._mqa_logits_kernel, []
     for shards in (False, True):
@@ -54,7 +54,7 @@ def _hopper_logits(H: int) -> list[KernelEntry]:
     """
     tiles = {"k_desc": descriptor("fp8e4nv", (64, 128)), **_common(), "num_items": "i32", "chunk_keys": "i32"}
     tiles |= {"local_start": "*i32"}
-    tiles |= dict.fromkeys(("num_regions", "steps", "ranks", "interleave", "shard_keys"), "i32")
+    tiles |= dict.fromkeys(("num_regions", "steps", "dcp_size", "interleave", "keys_per_rank"), "i32")
     written = {"out": "*fp32", "out_stride": "i64", "open_rows": "*i32", "first_open": "i32"}
     lists = {"bound_score": "*fp32", "bound_key": "*i32", "survivors": "*i64", "counts": "*i32", "room": "i32"}
     options, targets, entries = {"num_warps": 4, "maxnreg": 168}, ("sm_90",), []
@@ -76,7 +76,7 @@ def _hopper_logits(H: int) -> list[KernelEntry]:
 
 def _common() -> dict[str, str]:
     types = {"k_scale": "*fp32", "weights": "*fp32", "key_start": "*i32", "key_end": "*i32"}
-    return types | {"M": "i32", "N": "i32", "w_lines": "i64"}
+    return types | {"M": "i32", "N": "i32", "w_units": "i64"}
 
 
 def _topk(k: int) -> KernelEntry:
