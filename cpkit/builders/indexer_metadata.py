@@ -28,7 +28,7 @@ class IndexerChunk:
         PCP + DCP: padded, equal on all ranks, and a request's first row counts for all its rows).
     key_rows: [num_keys] int32, row of the chunk that each key of key_start_loc belongs to.
     num_keys, num_local_keys, max_local_keys: totals, over all ranks, of this one, of the fullest.
-    block_tables: [rows, width] int32, in cache blocks. gather: how the shards become token order, under PCP + DCP.
+    block_tables: [rows, width] int32, in cache blocks. gather: what token order is in the shards, under PCP + DCP.
     fills_workspace: the keys are gathered now; False for a later run of query tokens over the same keys. Equal on all
         ranks, whatever tokens they hold. last_span: the selection of these tokens is complete after this chunk.
     """

@@ -69,7 +69,7 @@ class PrefillStage:
 
     @property
     def gathers(self) -> bool:
-        """Keys of all ranks are gathered into token order."""
+        """Keys of all ranks are gathered, and counted in token order."""
         return self.shard.pcp_size > 1 and self.shard.dcp_size > 1
 
     @property
