@@ -5,8 +5,8 @@
     decode     the shard's keys of each request -> logits -> top-k -> candidates, exchanged over DCP
 
 A selection is [tokens, k] int64: positions among the request's indexer keys (states, or pools of them) in no order,
-then -1. Candidates are packed, 12 bytes each, from where they are found: top-k, packing and the best of all ranks are a
-launch each and one collective. What logits the plan lets be written at once shows in memory alone, and in how many
+then -1. Candidates are packed, 12 bytes each, from where they are found: packing and the best of all ranks are a launch
+each, with one collective between. What logits the plan lets be written at once shows in memory alone, and in how many
 collectives carry the candidates: one for each run of query tokens.
 """
 
