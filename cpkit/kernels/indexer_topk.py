@@ -224,7 +224,10 @@ def sample_positions(num_keys: int, stride: int, device: torch.device) -> torch.
     if places is None:
         i = torch.arange(CAPACITY, device=device)
         places = (i * stride + _hashed(i) % stride).int()
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # what a graph makes is its own
+        if device.type != "cuda":
+            _places[stride, device] = places
+        elif not torch.cuda.is_current_stream_capturing():  # what a graph makes is its own
+            torch.cuda.current_stream(device).synchronize()  # once, as other streams will read it
             _places[stride, device] = places
     whole, left = divmod(num_keys, stride)
     return places[: whole + (_hashed(whole) % stride < left)]

@@ -77,15 +77,12 @@ def _is_before(row, page, last_row, last_page):
 
 @gluon.jit
 def _table_blocks(tables, row, page, live, work):
-    """A lane's block of the LANES pages from `page` on; -1 behind the row's table and for a row that is not live, and
-    where the table names a block outside the cache.
-    """
+    """A lane's block of the LANES pages from `page` on; -1 behind the row's table and for a row that is not live."""
     _, _, max_keys, _ = work
-    block_tables, table_stride, _, num_blocks = tables
+    block_tables, table_stride, _, _ = tables
     number = page + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [LANES], [1], [0]))
     mask = live & (number < gl.cdiv(max_keys, PAGE))
-    block = gl.load(block_tables + row.to(gl.int64) * table_stride + number, mask=mask, other=-1)
-    return gl.where((block >= 0) & (block < num_blocks), block, -1)
+    return gl.load(block_tables + row.to(gl.int64) * table_stride + number, mask=mask, other=-1)
 
 
 @gluon.jit
@@ -116,10 +113,11 @@ def _load_queries(descs, slot, row, work, stretches, H: gl.constexpr, TOKENS: gl
 def _load_pages(descs, blocks, count, place, tables, pages):
     """The first `count` of the blocks that lanes hold. Returns the place in the ring behind the last."""
     _, _, k_desc, s_desc = descs
-    _, _, page_lines, _ = tables
+    _, _, page_lines, num_blocks = tables
     k_bufs, s_bufs, ready, free = pages
     stage, phase = place
     lane = gl.arange(0, LANES, layout=gl.BlockedLayout([1], [LANES], [1], [0]))
+    blocks = gl.where((blocks >= 0) & (blocks < num_blocks), blocks, -1)  # here, where they have come from memory
     for i in range(count):
         line = gl.max(gl.where(lane == i, blocks, LEAST), axis=0) * page_lines
         mbarrier.wait(free.index(stage), phase)
