@@ -26,16 +26,7 @@ from cpkit.comm.symmetric import PeerGroup
 from cpkit.comm.torch_dist import NcclComm
 from cpkit.errors import ConfigError, PlanError
 from cpkit.kernels.gather_keys import gather_keys, keys_out, pull_keys, split_planes
-from cpkit.kernels.key_shards import (
-    IndexKeys,
-    KeyShards,
-    PackedShard,
-    WorkspaceKeys,
-    empty_shard,
-    packed_bytes,
-    shard_in,
-    shard_room,
-)
+from cpkit.kernels.key_shards import IndexKeys, KeyShards, WorkspaceKeys, empty_shard, packed_bytes
 from cpkit.kernels.mqa_operands import reads_shards
 from cpkit.kernels.table_keys import KeyTable, pack_table_keys, table_keys
 
@@ -130,22 +121,9 @@ class CollectiveGather(KeyGather):
     def __init__(self, comm: Comm, dim: int, max_keys: int, backend: str) -> None:
         super().__init__(comm, dim, max_keys)
         self._backend = backend
-        self._sent = torch.empty(0, dtype=torch.uint8, device=comm.device)
-
-    def _shard(self, num_keys: int) -> PackedShard:
-        """What this rank is to send. On the side stream all have the same memory: a collective is over before the next
-        shard is packed. NCCL gives memory of its own back when the device is through with it, and shards would pile up
-        while the host runs ahead.
-        """
-        place = self._comm.group("dcp").place
-        if self._stream is None:
-            return empty_shard(place, num_keys, self._dim, self._comm.device)
-        if len(self._sent) < shard_room(num_keys, self._dim):
-            self._sent = torch.empty(shard_room(num_keys, self._dim), dtype=torch.uint8, device=self._comm.device)
-        return shard_in(self._sent, place, num_keys, self._dim)
 
     def _gather(self, cache: torch.Tensor, table: KeyTable, interleave: int) -> WorkspaceKeys:
-        shard = self._shard(table.num_keys)
+        shard = empty_shard(self._comm.group("dcp").place, table.num_keys, self._dim, cache.device)
         pack_table_keys(cache, table, shard, backend=self._backend)
         gathered = self._comm.all_gather(shard.packed, "dcp", what=WHAT).view(self._ranks, len(shard.packed))
         shards = KeyShards(gathered, table.local_start, self._dim, interleave)

@@ -182,21 +182,12 @@ class PackedShard:
 
 
 def empty_shard(rank: int, num_keys: int, dim: int, device: torch.device) -> PackedShard:
-    """A shard to be written by kernels (table_keys.py), in memory of its own."""
+    """A shard to be written by kernels (table_keys.py): a part of a wider buffer, so that its values are aligned."""
     check_dim(dim)
-    return shard_in(torch.empty(shard_room(num_keys, dim), dtype=torch.uint8, device=device), rank, num_keys, dim)
-
-
-def shard_room(num_keys: int, dim: int) -> int:
-    """Bytes that a shard of any rank takes at most with what lies ahead of it."""
-    return LINE_BYTES + packed_bytes(num_keys, dim)
-
-
-def shard_in(memory: torch.Tensor, rank: int, num_keys: int, dim: int) -> PackedShard:
-    """A shard in memory of shard_room bytes, uint8: where in it, its values are aligned."""
     num_front = _num_front_scales(rank, num_keys, dim)
     ahead = -num_front * SCALE_BYTES % LINE_BYTES
-    return PackedShard(memory[ahead : ahead + packed_bytes(num_keys, dim)], num_front, dim)
+    wider = torch.empty(ahead + packed_bytes(num_keys, dim), dtype=torch.uint8, device=device)
+    return PackedShard(wider[ahead:], num_front, dim)
 
 
 def check_dim(dim: int) -> None:
